@@ -1,0 +1,65 @@
+"""What can go wrong by misuse. Operating faults (slow, full, gone, corrupt) are outcomes, not these.
+
+    KvtiersError
+    ├── ConfigError            settings that contradict each other or the machine
+    ├── InvalidTokens          a prompt that is not a sequence of token ids
+    ├── UnknownName            a policy, pool, tier, model or store nobody registered
+    ├── ProtocolError          a call in an order that the interface forbids; state unchanged
+    │   ├── LeaseEnded         a lease was used or ended a second time
+    │   └── UnknownOperation   an ack for a copy that was never ordered, or already ended
+    ├── InvariantViolation     a book or a structure contradicts itself: a bug in kvtiers
+    ├── StorageError           a store cannot be opened or was misused
+    │   └── StorageLocked      another process owns the directory
+    └── ModelError             a model cannot be found, converted or served
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class KvtiersError(Exception):
+    """Base of every error that kvtiers raises on purpose."""
+
+
+class ConfigError(KvtiersError, ValueError):
+    """Settings contradict each other or the machine."""
+
+
+class InvalidTokens(KvtiersError, ValueError):
+    """A prompt is not a flat sequence of token ids in [0, 2**31)."""
+
+
+class UnknownName(KvtiersError, LookupError):
+    """A name nobody registered; the message lists the known ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} '{name}'; known: {', '.join(sorted(known))}")
+
+
+class ProtocolError(KvtiersError, RuntimeError):
+    """A call in an order that the interface forbids. Nothing was changed."""
+
+
+class LeaseEnded(ProtocolError):
+    """A lease was used after its end, or ended a second time."""
+
+
+class UnknownOperation(ProtocolError):
+    """An acknowledgement for a copy that was never ordered, or has already ended."""
+
+
+class InvariantViolation(KvtiersError, AssertionError):
+    """A book or a structure contradicts itself. This is a bug in kvtiers: please report it."""
+
+
+class StorageError(KvtiersError, RuntimeError):
+    """A store cannot be opened or was misused."""
+
+
+class StorageLocked(StorageError):
+    """Another process owns the storage directory."""
+
+
+class ModelError(KvtiersError, RuntimeError):
+    """A model cannot be found, converted or served."""
