@@ -1,0 +1,90 @@
+"""The executor port: one forward pass over a packed batch, in torch or in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvtiers.core.interface import LeaseView
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. `temperature` 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    seed: int | None = None
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None  # how many alternatives to report; None: no logprobs
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive positions of one sequence in one forward pass.
+
+    The pass computes positions `[start, start + tokens)`; their token ids are
+    `key[4 * start : 4 * (start + tokens)]` (int32 bytes of prompt and output so far). Positions
+    below `lease.shared_tokens` are recomputed but must not be written. `sample` says that the last
+    position's logits choose the next token.
+    """
+
+    request_id: int
+    lease: LeaseView
+    key: bytes
+    start: int
+    tokens: int
+    sample: bool
+    params: SamplingParams
+    output_index: int  # how many tokens the sequence has produced so far (for seeded sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes: prefill chunks and decode positions, packed.
+
+    `load_ops` are the load-backs that the batch's leases rely on and that are not acknowledged
+    yet: layer i must not be read before the transfer says layer i of these has arrived.
+    """
+
+    chunks: tuple[Chunk, ...]
+    load_ops: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenResult:
+    """The chosen token of a chunk with `sample`; log probabilities where they were asked for."""
+
+    token: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """`results[i]` belongs to `batch.chunks[i]`: a token, or None where nothing was sampled.
+
+    `failed` maps indices of chunks whose result must not be used (a raised forward, NaN, a load
+    that did not arrive) to a message: nothing of them is published. `stall_seconds` is the time
+    the pass waited for layers that were still loading; `seconds` the whole pass.
+    """
+
+    results: Sequence[TokenResult | None]
+    failed: dict[int, str] = field(default_factory=dict)
+    stall_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+class Executor(Protocol):
+    """Runs one batch at a time. Never raises for a failing forward: that is a result."""
+
+    def run(self, batch: Batch) -> BatchResult: ...
