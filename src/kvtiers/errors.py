@@ -10,7 +10,9 @@
     ├── InvariantViolation     a book or a structure contradicts itself: a bug in kvtiers
     ├── StorageError           a store cannot be opened or was misused
     │   └── StorageLocked      another process owns the directory
-    └── ModelError             a model cannot be found, converted or served
+    ├── ModelError             a model cannot be found, converted or served
+    ├── InvalidRequest         a request that can never be served here
+    └── EngineBusy             a request that cannot be taken now: queue full, draining, stopped
 """
 
 from __future__ import annotations
@@ -63,3 +65,11 @@ class StorageLocked(StorageError):
 
 class ModelError(KvtiersError, RuntimeError):
     """A model cannot be found, converted or served."""
+
+
+class InvalidRequest(KvtiersError, ValueError):
+    """A request that can never be served here: no tokens, too long, impossible parameters."""
+
+
+class EngineBusy(KvtiersError, RuntimeError):
+    """A request that cannot be taken now: the queue is full, or the engine drains or stopped."""
