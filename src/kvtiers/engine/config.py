@@ -1,0 +1,91 @@
+"""Everything an operator may set about an engine, checked at once.
+
+Owns the translation from what people say (GiB per tier, a directory, a policy) to what the parts
+need; it knows no torch. The size of a page in bytes comes from the model, so tiers given in GiB
+become pages in `tier_pages`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtiers.errors import ConfigError
+from kvtiers.types import PrefetchPolicy, Retention, StoreOn, WritePolicy
+
+GIB = 1 << 30
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine: its model, its three tiers and its limits.
+
+    Device and host are sized by `*_pages` where given, else by `*_gib`. `storage_dir` None means
+    no storage tier; `storage_gib` 0 means no quota. `context_tokens` None takes the model's own
+    limit. `num_threads` is torch's: two threads beside a busy process are many times slower than
+    one, so it is raised by hand only. `capture_logits_mib` bounds the debugging buffer of
+    `GenerationRequest.capture_logits`; 0 refuses such requests.
+    """
+
+    model: str = "smollm2-135m-instruct"
+    dtype: str = "float32"
+    num_threads: int = 1
+    models_dir: Path | None = None
+    """Where converted models are kept; None: `$KVTIERS_CACHE`, else `~/.cache/kvtiers/models`."""
+
+    page_tokens: int = 16
+    device_gib: float = 0.5
+    device_pages: int | None = None
+    host_gib: float = 1.0
+    host_pages: int | None = None
+    storage_dir: Path | None = None
+    storage_gib: float = 0.0
+
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    retention: Retention = Retention.INCLUSIVE
+    store_on: StoreOn = StoreOn.BACKUP
+    eviction: str = "lru"
+    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
+    prefetch_threshold_tokens: int = 64
+    load_back_threshold_tokens: int = 1
+
+    schedule_policy: str = "fcfs"
+    max_running_requests: int = 64
+    max_waiting_requests: int = 1024
+    max_batch_tokens: int = 1024
+    """Positions computed in one step: the length of a prefill chunk and the sum over a batch."""
+    context_tokens: int | None = None
+    load_timeout_seconds: float = 30.0
+    """How long a forward pass waits for a layer that is being loaded before it gives up."""
+    audit_seconds: float = 5.0
+    """How often the books are recounted in full while requests run."""
+    capture_logits_mib: int = 0
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        if self.dtype not in DTYPES:
+            problems.append(f"dtype is '{self.dtype}'; known: {', '.join(DTYPES)}")
+        for name in ("num_threads", "page_tokens", "max_running_requests", "max_batch_tokens"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("device_gib", "host_gib", "storage_gib", "capture_logits_mib"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} is {getattr(self, name)}; it cannot be negative")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    def tier_pages(self, page_bytes: int) -> tuple[int, int]:
+        """Pages of the device and the host tier, for a model whose page takes `page_bytes`."""
+        device = self.device_pages
+        if device is None:
+            device = int(self.device_gib * GIB) // page_bytes
+        host = self.host_pages
+        if host is None:
+            host = int(self.host_gib * GIB) // page_bytes
+        if device < 1:
+            raise ConfigError(
+                f"device_gib={self.device_gib} holds no page: one page of {self.page_tokens} "
+                f"tokens takes {page_bytes} bytes; raise --device-gib or lower --page-tokens"
+            )
+        return device, host
