@@ -8,14 +8,29 @@ counts, never one per page. Pages are pages of the anchor pool `kv` unless a fie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from kvtiers.types import FailReason, Namespace, PoolSpec, Purpose, SlotArray
+from kvtiers.types import FailReason, Namespace, PoolSpec, Purpose, SlotArray, SlotUnit
 
 # --------------------------------------------------------------------------- work orders
+
+
+@dataclass(slots=True, eq=False)
+class PoolSlots:
+    """The share of a copy in a pool with own slots other than the anchor `kv`.
+
+    Slot `i` belongs to page `pages[i]` of the copy, counted from its first page, and arrives with
+    that page: a recurrent state has one entry for the page it stands at the end of, a window's
+    pool one per page.
+    """
+
+    pool: str
+    source_slots: SlotArray
+    target_slots: SlotArray
+    pages: SlotArray
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +54,7 @@ class Copy:
     target_slots: SlotArray | None
     namespace: Namespace | None = None
     path_key: bytes = b""
+    extra: tuple[PoolSlots, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,14 +123,26 @@ class Moved(NamedTuple):
     num_bytes: int
 
 
-def moved(pages: int, page_tokens: int, pools: Sequence[PoolSpec]) -> Moved:
+def moved(
+    pages: int,
+    page_tokens: int,
+    pools: Sequence[PoolSpec],
+    extra_slots: Mapping[str, int] | None = None,
+) -> Moved:
     """Tokens by pool with own slots, and bytes over all pools, of `pages` anchor pages.
 
-    The two counting rules of the field in one place: a pool that follows another is left out of
-    the tokens and is part of the bytes.
+    `extra_slots` says how many slots of other pools with own slots moved along: pages of tokens,
+    or states, which count as one each. The two counting rules of the field in one place: a pool
+    that follows another is left out of the tokens and is part of the bytes.
     """
-    tokens = {"kv": pages * page_tokens}
-    num_bytes = sum(p.bytes_per_slot for p in pools if p.name == "kv" or p.follows == "kv") * pages
+    slots = {"kv": pages, **(extra_slots or {})}
+    tokens: dict[str, int] = {}
+    num_bytes = 0
+    for pool in pools:
+        count = slots.get(pool.follows or pool.name, 0)
+        num_bytes += count * pool.bytes_per_slot
+        if pool.follows is None and pool.name in slots:
+            tokens[pool.name] = count if pool.unit is SlotUnit.STATE else count * page_tokens
     return Moved(tokens, num_bytes)
 
 

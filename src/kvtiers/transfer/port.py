@@ -8,7 +8,7 @@ pass may begin with the first layer while later ones are still on their way (`wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,10 @@ class Transfer(Protocol):
 
     def poll(self) -> list[Completion]:
         """Completions since the last call, one per copy."""
+        ...
+
+    def on_completion(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread and briefly, whenever `poll` has news."""
         ...
 
     def wait_layer(self, op_ids: Sequence[int], layer: int, timeout_seconds: float) -> bool:
