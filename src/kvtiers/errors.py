@@ -63,6 +63,10 @@ class StorageLocked(StorageError):
     """Another process owns the storage directory."""
 
 
+class TraceError(KvtiersError, ValueError):
+    """A traffic trace cannot be read; the message names the file and, where there is one, the line."""
+
+
 class ModelError(KvtiersError, RuntimeError):
     """A model cannot be found, converted or served."""
 
