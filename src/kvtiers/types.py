@@ -219,6 +219,17 @@ class EndedBy(StrEnum):
     VOIDED = "voided"  # a load it relied on failed after it was granted
 
 
+class RequestOutcome(StrEnum):
+    """How a request left the server; every request leaves in exactly one of these ways."""
+
+    STOP = "stop"  # end of sequence, a stop token id, or a stop string
+    LENGTH = "length"  # `max_tokens` produced
+    CANCELLED = "cancelled"  # by its client
+    DEADLINE = "deadline"  # its time ran out; what it had produced is its answer
+    REFUSED = "refused"  # it can never fit here
+    FAILED = "failed"  # the forward pass failed, or its loads failed too often
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """One kind of memory.
