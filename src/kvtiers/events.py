@@ -242,7 +242,8 @@ FIELDS: dict[Fact, tuple[str, ...]] = {
     Fact.UNPINNED: ("pin_id", "tokens"),
     # One merged operation of a transfer: seconds are None where the device cannot time.
     Fact.COPY_TIMED: ("purpose", "pages", "queued_seconds", "copy_seconds", "ack_seconds"),
-    # One call to a store, measured by the framework around it. `kind` of error or None.
+    # One call to a store, measured by the framework around it. `op` is a `StorageOp`; `pages` and
+    # `num_bytes` are those that succeeded; `kind` is the `FailReason` of the first that did not.
     Fact.STORAGE_OP: ("backend", "op", "seconds", "pages", "num_bytes", "kind"),
     Fact.EVICTION_TIMED: ("seconds",),
     Fact.FORWARD_STALL: ("seconds",),

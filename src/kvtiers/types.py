@@ -219,6 +219,16 @@ class EndedBy(StrEnum):
     VOIDED = "voided"  # a load it relied on failed after it was granted
 
 
+class StorageOp(StrEnum):
+    """A call to a store, as the framework around it times and counts it."""
+
+    EXISTS = "exists"
+    READ = "read"
+    WRITE = "write"
+    DELETE = "delete"
+    CLEAR = "clear"
+
+
 class RequestOutcome(StrEnum):
     """How a request left the server; every request leaves in exactly one of these ways."""
 
