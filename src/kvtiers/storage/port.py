@@ -22,11 +22,14 @@ class PageRef:
     `key` is the chained digest of the full identity and every token up to the end of this page
     (`storage.keys`); `depth` is the page's index on its path and `parent` the key of the page
     before it (empty at depth 0). A store must keep a parent at least as long as its children.
+    `identity` is the digest that seeded the chain; a store may record it, to tell an operator what
+    it holds, but finds pages by `key` alone.
     """
 
     key: bytes
     depth: int
     parent: bytes
+    identity: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def page_digests(seed: Buffer, key: Buffer, page_bytes: int, digest_bytes: int, /) -> bytes: ...
