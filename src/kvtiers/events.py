@@ -236,7 +236,7 @@ FIELDS: dict[Fact, tuple[str, ...]] = {
     Fact.USED: ("ticket_id", "tokens"),
     # ... and `tokens` were not, because.
     Fact.UNUSED: ("ticket_id", "reason", "tokens"),
-    # Tokens asked for again after they left their last tier (`tier`), for `reason`, a `LeaveReason`.
+    # Tokens asked for again after they left their last tier, `tier`, for `reason` (LeaveReason).
     Fact.REGRET: ("tier", "reason", "tokens"),
     Fact.PINNED: ("pin_id", "tokens"),
     Fact.UNPINNED: ("pin_id", "tokens"),

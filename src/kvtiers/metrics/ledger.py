@@ -8,15 +8,15 @@ How facts move slots (pages of the anchor pool; `left` counts pages by outcome a
 
     fact                    tier        free  reserved  private  resident  quarantined
     ADMITTED, EXTENDED      device       -                +
-    PUBLISHED               device                        -         +                   entered
+    PUBLISHED               device                        -         +                  entered
     ENDED forfeited         device       +                -
-    ENDED duplicate         device       +                -                             entered, left
+    ENDED duplicate         device       +                -                            entered, left
     ISSUED                  of target    -       +
-    ACKED ok                of target            -                  +                   entered
+    ACKED ok                of target            -                  +                  entered
     ACKED failed            of target    +       -
     ACKED late              of target            -                            +
     SETTLED                 of target    +                                    -
-    LEFT                    its own      +                          -                   left
+    LEFT                    its own      +                          -                  left
 
 Storage has no slots here: other processes write and evict there, and the store keeps its own
 books.
@@ -53,7 +53,10 @@ from kvtiers.types import (
     Tier,
 )
 
+# Bound once: looking up a member on its enum costs more than the comparison it is needed for.
 _DUPLICATE = (LeaveOutcome.DUPLICATE, LeaveReason.DUPLICATE)
+_VOIDED, _ABORTED = EndedBy.VOIDED, EndedBy.ABORTED
+_READ, _WRITE = StorageOp.READ, StorageOp.WRITE
 
 
 class _Lease:
@@ -232,15 +235,15 @@ class Ledger:
         self.held_private_pages -= lease.private_pages
         if not booked:
             book.open -= 1
-            if ended_by is EndedBy.VOIDED:
+            if ended_by is _VOIDED:
                 book.voided += 1
-            elif ended_by is EndedBy.ABORTED:
+            elif ended_by is _ABORTED:
                 book.aborted += 1
             else:
                 self._contradiction(fact)  # finished or retracted, and yet never booked
-        elif ended_by is EndedBy.VOIDED:
+        elif ended_by is _VOIDED:
             self._contradiction(fact)  # a voided attempt books nothing
-        elif ended_by is not EndedBy.ABORTED:
+        elif ended_by is not _ABORTED:
             book.ended_prompt_tokens += prompt_tokens
             book.ended_hit_tokens += lease.hit_tokens
             book.ended_computed_tokens += lease.computed_tokens
@@ -400,9 +403,9 @@ class Ledger:
         book.op_seconds[op].observe(seconds)
         if kind is not None:
             book.errors[op, kind] += 1
-        if op is not StorageOp.READ and op is not StorageOp.WRITE:
+        if op is not _READ and op is not _WRITE:
             return
-        reading = op is StorageOp.READ
+        reading = op is _READ
         if pages:
             (book.read_pages if reading else book.write_pages).observe(pages)
         if num_bytes and seconds > 0:
