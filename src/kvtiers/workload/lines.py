@@ -1,0 +1,122 @@
+"""Numbered lines of a text file, plain or compressed, and what to do with one that is bad.
+
+Owns opening and decompressing (gzip, zstd: told by the first bytes, not by the name) and the
+line-level faults: binary content, over-long lines, a file that ends too early. Must not know what
+a line means.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from kvtiers.errors import ConfigError, TraceError
+from kvtiers.workload.request import TraceProblem
+
+LINE_BYTES_MAX = 64 << 20
+"""Longer than any prompt's record; a binary file without line ends must not fill the memory."""
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class OnError(StrEnum):
+    """What a reader does with a record it cannot use."""
+
+    FAIL = "fail"
+    SKIP = "skip"  # count it, report it, go on
+
+
+class Line(NamedTuple):
+    """Line `number` (from 1) of a file: its text, or the problem that kept it from being text."""
+
+    number: int
+    text: str
+    problem: TraceProblem | None = None
+    message: str = ""
+    ended: bool = True
+    """False: the file's last line, without a line end."""
+
+
+def numbered_lines(path: Path) -> Iterator[Line]:
+    """Every line of a file in order. A fault that ends the stream is the last line yielded."""
+    with closing(_open(path)) as stream:
+        number = 0
+        while True:
+            number += 1
+            try:
+                raw = stream.readline(LINE_BYTES_MAX)
+            except (EOFError, OSError, zlib.error, _zstd_error()) as error:
+                yield Line(number, "", TraceProblem.TRUNCATED, f"cannot decompress: {error}")
+                return
+            if not raw:
+                return
+            if len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n"):
+                message = f"longer than {LINE_BYTES_MAX >> 20} MiB; is this a text file?"
+                yield Line(number, "", TraceProblem.LINE_TOO_LONG, message)
+                return
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                message = f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})"
+                yield Line(number, "", TraceProblem.NOT_TEXT, message)
+                continue
+            if "\x00" in text:
+                yield Line(number, "", TraceProblem.NOT_TEXT, "holds NUL bytes; is it binary?")
+                continue
+            yield Line(number, text, ended=raw.endswith(b"\n"))
+
+
+def open_for_writing(path: Path) -> IO[bytes]:
+    """A byte stream to write a trace to; `.gz` and `.zst` names are compressed."""
+    if path.suffix == ".gz":
+        # mtime 0: the same requests give the same file
+        return io.BufferedWriter(gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
+    if path.suffix in (".zst", ".zstd"):
+        zstandard = _zstandard(path)
+        stream: IO[bytes] = zstandard.open(path, "wb")
+        return stream
+    return path.open("wb")
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        with path.open("rb") as probe:
+            magic = probe.read(4)
+        if magic.startswith(_GZIP):
+            return io.BufferedReader(gzip.GzipFile(path, "rb"), 1 << 20)
+        if magic == _ZSTD:
+            reader = (
+                _zstandard(path)
+                .ZstdDecompressor()
+                .stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+            )
+            return io.BufferedReader(reader, 1 << 20)
+        return path.open("rb", buffering=1 << 20)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be opened: {error.strerror or error}") from error
+
+
+def _zstandard(path: Path):  # type: ignore[no-untyped-def]
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError(
+            f"{path} is compressed with zstd, which needs the package zstandard; "
+            "install it with: pip install 'kvtiers[plan]'"
+        ) from None
+    return zstandard
+
+
+def _zstd_error() -> type[Exception]:
+    try:
+        from zstandard import ZstdError
+    except ImportError:
+        return EOFError
+    return ZstdError
