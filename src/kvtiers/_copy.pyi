@@ -1,0 +1,5 @@
+from collections.abc import Buffer
+
+def copy_rows(
+    table: Buffer, source_slots: Buffer, target_slots: Buffer, coalesce: bool, /
+) -> int: ...
