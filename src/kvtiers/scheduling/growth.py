@@ -1,0 +1,61 @@
+"""Room for one more position of every decoding request, or a retraction.
+
+Owns the order in which decoding requests give way. It must not know prompts or results. When no
+slot can be had for a request, the one that comes last in policy order is retracted: at most one
+per step, because what it gives back may first have to be copied; meanwhile the others wait in
+place. The first in policy order is never retracted for another, so something always ends; a
+request that is alone and finds no room retracts itself, and its admission is tried again.
+"""
+
+from __future__ import annotations
+
+from kvtiers.core.interface import PrefixCache
+from kvtiers.scheduling.config import SchedulerConfig
+from kvtiers.scheduling.prefill_adder import PrefillAdder
+from kvtiers.scheduling.request import Request
+from kvtiers.scheduling.roster import Roster
+
+
+class Growth:
+    """Puts decoding requests into the batch and finds their slots."""
+
+    def __init__(self, cache: PrefixCache, config: SchedulerConfig, roster: Roster) -> None:
+        self._cache = cache
+        self._growth_tokens = config.growth_tokens
+        self._roster = roster
+
+    def fill(self, adder: PrefillAdder, now: float) -> None:
+        """Add the next position of every decoding request that has, or gets, a slot for it."""
+        short: list[Request] = []
+        for request in self._roster.decoding.values():
+            lease = request.lease
+            assert lease is not None
+            if request.tokens <= lease.capacity_tokens or self._extend(request, now):
+                adder.add_decode(request)
+            else:
+                short.append(request)
+        if short:
+            self._make_room(short, adder, now)
+
+    def _extend(self, request: Request, now: float) -> bool:
+        """Slots for the next position and, if there are any, for the growth after it."""
+        lease = request.lease
+        assert lease is not None
+        wanted = min(request.tokens + self._growth_tokens, request.final_tokens)
+        return self._cache.extend(lease, wanted, now) or (
+            wanted > request.tokens and self._cache.extend(lease, request.tokens, now)
+        )
+
+    def _make_room(self, short: list[Request], adder: PrefillAdder, now: float) -> None:
+        roster = self._roster
+        victim = max(roster.decoding.values(), key=self._give_way_order)
+        if victim in short and len(short) == 1 and roster.running > 1:
+            return  # it waits in place for those before it
+        adder.remove(victim)
+        roster.retract(victim, now)
+        for request in sorted(short, key=self._give_way_order):
+            if request is not victim and self._extend(request, now):
+                adder.add_decode(request)
+
+    def _give_way_order(self, request: Request) -> tuple[float, int]:
+        return (self._roster.policy.rank(request, 0), request.request_id)

@@ -1,0 +1,196 @@
+"""Every live request and the one place where it stands.
+
+Owns the queues, the moves between them and the facts that only the scheduler knows. It must not
+know budgets or batches: `admission`, `growth` and `settlement` decide, the roster carries out.
+
+Invariants: a live request is in exactly one of `waiting`, `prefilling`, `decoding` or (as a
+follower) in `groups`; `prefilling` and `decoding` hold a lease, the others do not; a request that
+ends says so once, by one REQUEST_ENDED fact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvtiers.core.interface import LeaseView, PrefixCache
+from kvtiers.events import Fact, FactTuple
+from kvtiers.scheduling.config import SchedulerConfig
+from kvtiers.scheduling.executor import TokenResult
+from kvtiers.scheduling.forks import ForkGroups
+from kvtiers.scheduling.policies import make_policy
+from kvtiers.scheduling.request import Request, RequestState
+from kvtiers.scheduling.sharing import PrefixesInCompute
+from kvtiers.scheduling.waiting_queue import WaitingQueue
+from kvtiers.types import Attempt, RequestOutcome
+
+
+class StepOutput(NamedTuple):
+    """What one step did for one request: a token, its end, or both."""
+
+    request: Request
+    token: TokenResult | None = None
+    outcome: RequestOutcome | None = None
+    message: str = ""
+
+
+_KEEPS_PAGES = frozenset({RequestOutcome.STOP, RequestOutcome.LENGTH, RequestOutcome.DEADLINE})
+
+
+class Roster:
+    """Where every live request stands."""
+
+    def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
+        self._cache = cache
+        self._page_tokens = cache.config.page_tokens
+        self.policy = make_policy(config)
+        self.waiting = WaitingQueue(self.policy, self.matched_tokens)
+        self.groups = ForkGroups()
+        self.live: dict[int, Request] = {}
+        self.prefilling: dict[int, Request] = {}
+        self.decoding: dict[int, Request] = {}
+        self.in_compute = PrefixesInCompute(self._page_tokens)
+        self.facts: list[FactTuple] = []
+        self.outputs: list[StepOutput] = []
+        self.releases = 0
+        """How often something was given back: a blocked attempt is worth repeating after that."""
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def matched_tokens(self, request: Request) -> int:
+        """How much of a request's key is on device or host."""
+        lengths = self._cache.match(request.key, request.namespace)
+        return lengths.usable_pages * self._page_tokens
+
+    # ------------------------------------------------------------------ coming
+
+    def enlist(self, request: Request, now: float) -> None:
+        """A new request; it is queued, or waits for the leader of its group."""
+        leads = self.groups.join(request)
+        self.live[request.request_id] = request
+        if leads:
+            self._start_prefetch(request, now)
+            self.waiting.add(request)
+
+    def granted(self, request: Request) -> None:
+        """An admission attempt from the queue was granted."""
+        self.waiting.remove(request)
+        self._prefills(request)
+
+    def forked(self, request: Request, lease: LeaseView, now: float) -> None:
+        """A follower got its lease from its leader's; it computes what is left of the prompt."""
+        request.granted(lease, now)
+        self._prefills(request)
+
+    def _prefills(self, request: Request) -> None:
+        self.prefilling[request.request_id] = request
+        self.in_compute.update(request)
+
+    def queue_fork(self, request: Request) -> None:
+        """A follower that could not be forked is admitted like any other, as a fork."""
+        self.waiting.add(request)
+
+    def decodes(self, request: Request) -> None:
+        """The prompt is computed."""
+        request.enter(RequestState.DECODING)
+        del self.prefilling[request.request_id]
+        self.in_compute.discard(request)
+        self.decoding[request.request_id] = request
+
+    # ------------------------------------------------------------------ going back
+
+    def retract(self, request: Request, now: float) -> None:
+        """Out of pages: a decoding request gives its lease back and queues again.
+
+        Its full pages are published (settlement commits at each page boundary), so what is not
+        evicted meanwhile is found again.
+        """
+        del self.decoding[request.request_id]
+        self.facts.append((Fact.RETRACTED, request.request_id, request.tokens))
+        self._cache.retract(request.released(), now)
+        self._requeue(request)
+
+    def void(self, request: Request, now: float) -> None:
+        """A load that the attempt relied on failed: nothing of it counts; queue again."""
+        del self.prefilling[request.request_id]
+        self.in_compute.discard(request)
+        request.voided_attempts += 1
+        self._cache.abort(request.released(), now)
+        self._requeue(request)
+
+    def _requeue(self, request: Request) -> None:
+        if request.split is not None and request.attempt is Attempt.FIRST:
+            request.attempt = Attempt.REPLAY
+        request.enter(RequestState.WAITING)
+        self.releases += 1
+        self.waiting.add(request)
+
+    # ------------------------------------------------------------------ leaving
+
+    def end(
+        self,
+        request: Request,
+        outcome: RequestOutcome,
+        now: float,
+        *,
+        message: str = "",
+        token: TokenResult | None = None,
+    ) -> None:
+        """A request leaves, whatever its state; its lease or its prefetch is given back."""
+        if request.lease is not None:
+            self._give_back(request, outcome, now)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.ticket_id is not None:
+            self._cache.cancel_prefetch(request.ticket_id, now)
+            request.ticket_id = None
+        request.end(outcome, message, now)
+        self.waiting.forget(request)
+        del self.live[request.request_id]
+        self._tell_end(request, outcome, now)
+        self.outputs.append(StepOutput(request, token, outcome, message))
+        heir = self.groups.leave(request)
+        if heir is not None:
+            self._start_prefetch(heir, now)
+            self.waiting.add(heir)
+
+    def refuse(self, request: Request, message: str, now: float) -> None:
+        """A request that can never fit leaves before it was ever enlisted."""
+        request.end(RequestOutcome.REFUSED, message, now)
+        self._tell_end(request, RequestOutcome.REFUSED, now)
+        self.outputs.append(StepOutput(request, None, RequestOutcome.REFUSED, message))
+
+    def _give_back(self, request: Request, outcome: RequestOutcome, now: float) -> None:
+        decoding = request.state is RequestState.DECODING
+        if decoding:
+            del self.decoding[request.request_id]
+        else:
+            del self.prefilling[request.request_id]
+            self.in_compute.discard(request)
+        lease = request.released()
+        if decoding and outcome in _KEEPS_PAGES:
+            self._cache.finish(lease, now)
+        else:
+            self._cache.abort(lease, now)
+        self.releases += 1
+
+    def _tell_end(self, request: Request, outcome: RequestOutcome, now: float) -> None:
+        self.facts.append(
+            (
+                Fact.REQUEST_ENDED,
+                request.request_id,
+                outcome,
+                request.prompt_tokens,
+                len(request.output),
+                request.split,
+                now - request.arrival,
+            )
+        )
+
+    def _start_prefetch(self, request: Request, now: float) -> None:
+        request.ticket_id = self._cache.prefetch(
+            request.request_id, request.key, request.namespace, now
+        )
+        if request.ticket_id is not None:
+            request.enter(RequestState.PREFETCHING)

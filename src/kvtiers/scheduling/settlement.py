@@ -1,0 +1,169 @@
+"""From a batch's result to commits, tokens and ends.
+
+Owns what happens with each chunk of a batch once it has run. It must not know queues' order or
+budgets. For each chunk, in order:
+
+    the attempt was voided            nothing counts; the request is admitted anew
+    its result is unusable            its loads may be why: anew; else the request fails
+    its loads are not acknowledged    parked: it is in no batch until they are
+    else                              committed, booked, and its token, if any, appended
+
+A lease is committed only when `load_ops` is empty and it is not voided. Prefill commits after each
+chunk, decode where a page is complete: pages become visible to others at these moments.
+"""
+
+from __future__ import annotations
+
+from kvtiers.core.interface import Blocked, PrefixCache
+from kvtiers.events import Fact
+from kvtiers.scheduling.config import SchedulerConfig
+from kvtiers.scheduling.executor import BatchResult, TokenResult
+from kvtiers.scheduling.prefill_stats import PrefillTally
+from kvtiers.scheduling.request import Request, RequestState
+from kvtiers.scheduling.roster import Roster, StepOutput
+from kvtiers.types import Attempt, RequestOutcome
+
+
+class Settlement:
+    """Books results. `tally` collects the prefill of the current step."""
+
+    def __init__(self, cache: PrefixCache, config: SchedulerConfig, roster: Roster) -> None:
+        self._cache = cache
+        self._config = config
+        self._roster = roster
+        self._page_tokens = cache.config.page_tokens
+        self._parked: dict[int, tuple[int, TokenResult | None]] = {}
+        self._gaps: dict[float, int] = {}
+        self.tally = PrefillTally()
+
+    def is_parked(self, request: Request) -> bool:
+        """Whether a computed chunk of the request waits for its loads' acknowledgements."""
+        return request.request_id in self._parked
+
+    def settle_parked(self, now: float) -> None:
+        """Settle what was computed before, where the loads have been acknowledged since."""
+        for request_id, (computed, token) in list(self._parked.items()):
+            request = self._roster.live.get(request_id)
+            if request is None:
+                del self._parked[request_id]
+            elif request.lease is not None and (request.lease.voided or not request.lease.load_ops):
+                del self._parked[request_id]
+                self._settle(request, computed, token, now)
+
+    def void_planned(self, planned: list[tuple[Request, int]], now: float) -> list[Request]:
+        """Before the batch runs: give up attempts whose loads have failed by now."""
+        voided = [r for r, _ in planned if r.lease is not None and r.lease.voided]
+        for request in voided:
+            self._retry(request, now)
+        return voided
+
+    def settle(self, planned: list[tuple[Request, int]], result: BatchResult, now: float) -> None:
+        """Settle a batch; `result.results[i]` belongs to `planned[i]`."""
+        for index, (request, computed) in enumerate(planned):
+            if index in result.failed:
+                self._failed(request, result.failed[index], now)
+            else:
+                self._settle(request, computed, result.results[index], now)
+        if self._gaps:
+            facts = self._roster.facts
+            facts.extend((Fact.DECODED, tokens, gap) for gap, tokens in self._gaps.items())
+            self._gaps.clear()
+
+    # ------------------------------------------------------------------ one chunk
+
+    def _settle(
+        self, request: Request, computed: int, token: TokenResult | None, now: float
+    ) -> None:
+        lease = request.lease
+        assert lease is not None, "a computed request holds a lease"
+        if request.state is RequestState.PREFILLING:
+            if lease.voided:
+                self._retry(request, now)
+                return
+            if lease.load_ops:
+                self._parked[request.request_id] = (computed, token)
+                return
+            self._commit_prefill(request, computed, now)
+            if token is None:
+                return
+            self._roster.decodes(request)
+            self._fork(request, now)
+        else:
+            request.computed_tokens += computed
+            if request.computed_tokens % self._page_tokens == 0:
+                self._cache.commit(lease, request.key, request.computed_tokens, now)
+        assert token is not None, "the last position of a key is always sampled"
+        self._append(request, token, now)
+
+    def _commit_prefill(self, request: Request, computed: int, now: float) -> None:
+        lease = request.lease
+        assert lease is not None
+        first = not request.booked
+        request.computed_tokens += computed
+        self._cache.commit(lease, request.key, request.computed_tokens, now)
+        if first:
+            request.booked = True
+            if request.split is None:
+                request.split = lease.split
+        self.tally.add(request.attempt, computed, lease.split if first else None)
+        self._roster.in_compute.update(request)
+
+    def _append(self, request: Request, token: TokenResult, now: float) -> None:
+        if request.last_token_at is None:
+            self._roster.facts.append((Fact.FIRST_TOKEN, request.request_id, now - request.arrival))
+        else:
+            gap = now - request.last_token_at
+            self._gaps[gap] = self._gaps.get(gap, 0) + 1
+        request.append(token.token, now)
+        outcome = self._outcome(request, token.token)
+        if outcome is None:
+            self._roster.outputs.append(StepOutput(request, token))
+        else:
+            self._roster.end(request, outcome, now, token=token)
+
+    def _outcome(self, request: Request, token: int) -> RequestOutcome | None:
+        params = request.params
+        if token in params.stop_token_ids or (
+            token in self._config.eos_token_ids and not params.ignore_eos
+        ):
+            return RequestOutcome.STOP
+        if len(request.output) >= params.max_tokens:
+            return RequestOutcome.LENGTH
+        return None
+
+    # ------------------------------------------------------------------ failures and forks
+
+    def _failed(self, request: Request, message: str, now: float) -> None:
+        lease = request.lease
+        assert lease is not None
+        if lease.voided or lease.load_ops:
+            self._retry(request, now)
+        else:
+            self._roster.end(request, RequestOutcome.FAILED, now, message=message)
+
+    def _retry(self, request: Request, now: float) -> None:
+        """The attempt relied on a load that failed: admit anew, a bounded number of times."""
+        if request.voided_attempts < self._config.void_retries_max:
+            self._roster.void(request, now)
+            return
+        attempts = request.voided_attempts + 1
+        self._roster.end(
+            request,
+            RequestOutcome.FAILED,
+            now,
+            message=f"the cached prefix of request {request.request_id} failed to load in "
+            f"{attempts} attempts (limit void_retries_max={self._config.void_retries_max}); "
+            "see storage_errors_total and transfer failures, or flush the host tier",
+        )
+
+    def _fork(self, leader: Request, now: float) -> None:
+        """The prompt is published: its other answers fork from the leader's lease."""
+        for request in self._roster.groups.prefilled(leader):
+            request.attempt = Attempt.FORK
+            lease = None
+            if self._roster.running < self._config.max_running and leader.lease is not None:
+                lease = self._cache.fork(leader.lease, request.request_id, now)
+            if lease is None or isinstance(lease, Blocked):
+                self._roster.queue_fork(request)
+            else:
+                self._roster.forked(request, lease, now)
