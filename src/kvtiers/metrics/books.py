@@ -8,6 +8,7 @@ bytes and ratios are computed when somebody reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvtiers.metrics.histogram import (
@@ -253,17 +254,13 @@ class PrefetchBook:
 class BackendBook:
     """Calls to one store, timed by the framework around it."""
 
-    __slots__ = ("errors", "op_seconds", "read_gbps", "read_pages", "write_gbps", "write_pages")
+    __slots__ = ("errors", "op_seconds")
 
     def __init__(self) -> None:
         self.op_seconds = {op: Histogram(STORAGE_SECONDS) for op in StorageOp}
         self.errors: dict[tuple[StorageOp, FailReason], int] = {
             (op, kind): 0 for op in StorageOp for kind in FailReason
         }
-        self.read_pages = Histogram(PAGES_PER_CALL)
-        self.write_pages = Histogram(PAGES_PER_CALL)
-        self.read_gbps = Histogram(GIGABYTES_PER_SECOND)
-        self.write_gbps = Histogram(GIGABYTES_PER_SECOND)
 
     def errors_of(self, kind: FailReason) -> int:
         """Calls, of any operation, whose first failed page failed for `kind`."""
@@ -277,6 +274,35 @@ class BackendBook:
         return {
             "ops": {str(op): hist.to_dict() for op, hist in self.op_seconds.items()},
             "errors": errors,
+        }
+
+
+class StorageCallBook:
+    """Calls to all stores: by backend, and how many pages and how fast each read and write."""
+
+    __slots__ = ("backends", "read_gbps", "read_pages", "write_gbps", "write_pages")
+
+    def __init__(self, backends: Iterable[str]) -> None:
+        self.backends = {name: BackendBook() for name in backends}
+        self.read_pages = Histogram(PAGES_PER_CALL)
+        self.read_gbps = Histogram(GIGABYTES_PER_SECOND)
+        self.write_pages = Histogram(PAGES_PER_CALL)
+        self.write_gbps = Histogram(GIGABYTES_PER_SECOND)
+
+    def backend(self, name: str) -> BackendBook:
+        """The book of a store; opened, all zeros, when the store is first heard of."""
+        book = self.backends.get(name)
+        if book is None:
+            book = self.backends[name] = BackendBook()
+        return book
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "backends": {name: book.to_dict() for name, book in self.backends.items()},
+            "read_pages": self.read_pages.to_dict(),
+            "read_gbps": self.read_gbps.to_dict(),
+            "write_pages": self.write_pages.to_dict(),
+            "write_gbps": self.write_gbps.to_dict(),
         }
 
 

@@ -54,6 +54,14 @@ class Histogram:
         self.samples += samples
         self.total += value * samples
 
+    def copy(self) -> Histogram:
+        """The same counts, apart from what this histogram counts from now on."""
+        twin = Histogram(self.bounds)
+        twin.counts = self.counts.copy()
+        twin.samples = self.samples
+        twin.total = self.total
+        return twin
+
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper bound, samples at or below it) in rising order, the last bound being `+Inf`."""
         labels = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]

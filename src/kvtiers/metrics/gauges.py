@@ -1,0 +1,40 @@
+"""What no fact can tell: sizes and ages that the live parts are asked for at scrape time.
+
+Owns the form of the answer only. Whoever runs the parts (the server, the planner, a test) fills
+one in; nothing here is counted, so nothing here takes part in an identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kvtiers.types import Purpose, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """One look at the live parts. Sizes are pages of the anchor pool unless their name says else.
+
+    `leased_pages` are resident pages, by tier, that a lease, a pin or a copy holds; the other
+    resident ones are evictable. `host_mirror_pages` are resident on host and on device both.
+    `namespace_pages` is keyed by (namespace alias, tier). `oldest_transfer_age_seconds` lists the
+    purposes that have a copy in flight. `storage_quota_bytes` 0 means no quota.
+    """
+
+    leased_pages: Mapping[Tier, int] = field(default_factory=dict)
+    host_mirror_pages: int = 0
+    ghost_pages: int = 0
+    ghost_capacity_pages: int = 0
+    namespace_pages: Mapping[tuple[str, Tier], int] = field(default_factory=dict)
+    running_requests: int = 0
+    queued_requests: int = 0
+    oldest_transfer_age_seconds: Mapping[Purpose, float] = field(default_factory=dict)
+    link_ceiling_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
+    storage_used_bytes: int = 0
+    storage_quota_bytes: int = 0
+
+
+GaugeSource: TypeAlias = Callable[[], Gauges]
+"""Called once per scrape, from the scraper's thread; must not block."""
