@@ -1,0 +1,172 @@
+"""The device tier gives up pages: exactly as many as asked, oldest run first, tail first.
+
+What a page leaves behind decides how it leaves:
+
+    it is on host                       demoted: its slot is free at once
+    the policy saves it, host has room  a backup is ordered; the run keeps its place as the oldest,
+                                        and its slot comes free at the call after the ack
+    otherwise                           dropped, together with what only host holds below it
+
+This file decides who goes and books how; copies are ordered through `Copies`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvtiers.core.victims import held_on_device, victims
+from kvtiers.types import LeaveOutcome, LeaveReason, Tier, WritePolicy
+
+if TYPE_CHECKING:
+    from kvtiers.core.copies import Copies
+    from kvtiers.core.host_tier import HostTier
+    from kvtiers.core.state import CacheState
+    from kvtiers.core.tree import Run
+
+
+class Freed(NamedTuple):
+    """Device pages that are free now, and that copies in flight will set free."""
+
+    now: int
+    pending: int
+
+
+class DeviceTier:
+    def __init__(self, state: CacheState, host: HostTier, copies: Copies) -> None:
+        self._state = state
+        self._host = host
+        self._copies = copies
+        self._demoted = 0
+        self._dropped: dict[LeaveReason, int] = {}
+
+    def evict(self, pages: int) -> Freed:
+        """Free up to `pages` device slots, as far as copies need not be waited for."""
+        state = self._state
+        left = pages
+        pending = 0
+        for run in victims(state.device_order, held_on_device):
+            left -= self._demote(run, left)
+            if left and run.device_pages:
+                freed = self._save_or_drop(run, left)
+                left -= freed.now + freed.pending
+                pending += freed.pending
+            if not left:
+                break
+        self._book()
+        return Freed(pages - left - pending, pending)
+
+    def flush(self) -> int:
+        """Remove every device page that is neither leased nor held; what is on host stays there."""
+        state = self._state
+        removed = 0
+        for run in victims(state.device_order, held_on_device):
+            wholly_on_host = run.host_start == 0 and run.host_end >= run.device_pages
+            if not wholly_on_host and self._host.held_below(run):
+                continue
+            removed += run.device_pages
+            if wholly_on_host:
+                self._release(run, 0)
+            else:
+                self._lose(run, 0, LeaveOutcome.REMOVED, LeaveReason.COMMAND)
+        state.book_left(Tier.DEVICE, LeaveOutcome.REMOVED, LeaveReason.COMMAND, removed)
+        return removed
+
+    def _demote(self, run: Run, left: int) -> int:
+        """Free the part of the run's tail that is on host too; returns how many pages."""
+        device = run.device_pages
+        if run.host_end < device or run.host_start >= device:
+            return 0
+        keep = max(device - left, run.host_start)
+        self._release(run, keep)
+        self._demoted += device - keep
+        return device - keep
+
+    def _save_or_drop(self, run: Run, left: int) -> Freed:
+        """The tail of the run is not on host: copy it there first, or lose it.
+
+            pages    0      keep   first      cut         device
+                     |------|------|----save----|---drop----|
+
+        `[keep, device)` shall go. Copying begins at `first`, so that the run's host part stays one
+        interval; what host has no room for is lost from the deep end.
+        """
+        device = run.device_pages
+        keep = max(device - left, 0)
+        has_host_below = run.host_start < run.host_end < device
+        first = run.host_end if has_host_below else keep
+        cut = first
+        reason = self._why_lost(run)
+        if reason is None:
+            if self._copies.backup_room() <= 0:
+                return Freed(0, device - keep)  # copies in flight make room first
+            self._host.make_room(device - first, for_victim=run)
+            cut += min(device - first, self._state.host.free, self._copies.backup_room())
+            reason = _REASON_WITHOUT_ROOM[self._state.config.write_policy]
+        lose_from = max(cut, keep)
+        if lose_from < device:
+            if self._host.held_below(run):
+                return Freed(0, device - keep)  # a copy still reads what would be lost below
+            self._lose_device_pages(run, lose_from, reason)
+        if cut <= keep:
+            return Freed(device - keep, 0)
+        self._copies.save(run, first, cut)
+        return Freed(device - lose_from, cut - keep)
+
+    def _why_lost(self, run: Run) -> LeaveReason | None:
+        """Why an unsaved page of the run will not be saved; None: the policy saves it."""
+        config = self._state.config
+        if not self._state.has_host:
+            return LeaveReason.CAPACITY
+        if run.copy_failed:
+            return LeaveReason.COPY_FAILED
+        if config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE and run.uses < 2:
+            return LeaveReason.SELECTIVE_COLD
+        return None
+
+    def _lose_device_pages(self, run: Run, keep: int, reason: LeaveReason) -> None:
+        device = run.device_pages
+        stored = max(0, min(run.stored_pages, device) - keep)
+        self._demoted += stored  # storage still has them
+        self._dropped[reason] = self._dropped.get(reason, 0) + device - keep - stored
+        self._lose(run, keep, LeaveOutcome.DROPPED, reason)
+
+    def _lose(self, run: Run, keep: int, outcome: LeaveOutcome, reason: LeaveReason) -> None:
+        """Pages `[keep, device_pages)` leave their last tier, and all below them with them."""
+        state = self._state
+        if run.children:
+            self._host.drop_below(run, outcome, reason)
+        state.forget_pages(run, keep, Tier.DEVICE, reason)
+        self._host.drop_tail(run, keep, outcome, reason)
+        self._release(run, keep)
+
+    def _release(self, run: Run, keep: int) -> None:
+        """Give back the slots of pages `[keep, device_pages)` of an unlocked run."""
+        state = self._state
+        gone = run.device_slots[keep:]
+        state.device.give(gone)
+        state.device_evictable -= len(gone)
+        run.device_pages = keep
+        run.device_slots = run.device_slots[:keep]
+        if not keep:
+            state.device_order.discard(run)
+        if state.has_host:
+            state.host_order.update(run)
+        state.tree.epoch += 1
+        state.tree.trim(run)
+
+    def _book(self) -> None:
+        state = self._state
+        state.book_left(
+            Tier.DEVICE, LeaveOutcome.DEMOTED, LeaveReason.CAPACITY, self._demoted
+        )
+        for reason, pages in self._dropped.items():
+            state.book_left(Tier.DEVICE, LeaveOutcome.DROPPED, reason, pages)
+        self._demoted = 0
+        self._dropped.clear()
+
+
+_REASON_WITHOUT_ROOM = {
+    WritePolicy.WRITE_BACK: LeaveReason.HOST_PRESSURE,
+    WritePolicy.WRITE_THROUGH: LeaveReason.WRITE_THROUGH_UNBACKED_EVICTION,
+    WritePolicy.WRITE_THROUGH_SELECTIVE: LeaveReason.WRITE_THROUGH_UNBACKED_EVICTION,
+}

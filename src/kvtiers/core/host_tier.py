@@ -1,0 +1,178 @@
+"""The host tier gives up pages: whose, in which order, and with what outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtiers.core.victims import held_on_host, victims
+from kvtiers.types import LeaveOutcome, LeaveReason, StoreOn, Tier
+
+if TYPE_CHECKING:
+    from kvtiers.core.state import CacheState
+    from kvtiers.core.stores import Stores
+    from kvtiers.core.tree import Run
+
+
+class HostTier:
+    def __init__(self, state: CacheState, stores: Stores) -> None:
+        self._state = state
+        self._stores = stores
+
+    def make_room(self, pages: int, for_victim: Run | None = None) -> None:
+        """Try to have `pages` free host slots; `state.host.free` says how far it came.
+
+        For a page that comes down from the device as a victim only what is older goes (its own
+        host-only descendants among it): a victim must not push out what outlives it.
+        """
+        missing = pages - self._state.host.free
+        if missing > 0:
+            self.evict(missing, for_victim)
+
+    def evict(self, pages: int, for_victim: Run | None = None) -> int:
+        """Free up to `pages` host slots now; returns how many became free."""
+        state = self._state
+        order = state.host_order
+        left = pages
+        covered = demoted = dropped = 0
+        if order.mirrors_first:
+            covered = self._give_up_mirrors(left)
+            left -= covered
+            for_victim = None  # sole copies are all older than what is still on device
+        for run in victims(order, held_on_host) if left else ():
+            if for_victim is not None and order.outlives(run, for_victim):
+                break
+            start, end, device = run.host_start, run.host_end, run.device_pages
+            keep = max(start, end - left)
+            if order.mirrors_first or run is for_victim:
+                keep = max(keep, device)  # sole copies only
+                if keep >= end:
+                    continue
+            sole = end - max(keep, device)  # pages that are on host only
+            if sole > 0:
+                if run.children:
+                    continue  # those below would be lost with it; they come first or are held
+                if self._must_store_first(run, max(keep, device)):
+                    continue
+                stored = max(0, min(run.stored_pages, end) - max(keep, device))
+                demoted += stored
+                dropped += sole - stored
+                state.forget_pages(run, max(keep, device), Tier.HOST, LeaveReason.CAPACITY)
+            covered += end - keep - max(sole, 0)
+            left -= end - keep
+            self._cut_tail(run, keep)
+            if not left:
+                break
+        state.book_left(Tier.HOST, LeaveOutcome.COVERED, LeaveReason.CAPACITY, covered)
+        state.book_left(Tier.HOST, LeaveOutcome.DEMOTED, LeaveReason.CAPACITY, demoted)
+        state.book_left(Tier.HOST, LeaveOutcome.DROPPED, LeaveReason.CAPACITY, dropped)
+        return pages - left
+
+    def flush(self) -> int:
+        """Remove every page of the host tier that is neither leased nor held."""
+        state = self._state
+        removed = 0
+        for run in [*state.host_order, *state.host_order.mirrors()]:
+            if run not in state.host_order or held_on_host(run):
+                continue
+            if run.host_end > run.device_pages:
+                if run.children:
+                    continue  # a child below is held by a copy
+                state.forget_pages(run, run.device_pages, Tier.HOST, LeaveReason.COMMAND)
+            removed += run.host_end - run.host_start
+            self._cut_tail(run, run.host_start)
+        state.book_left(Tier.HOST, LeaveOutcome.REMOVED, LeaveReason.COMMAND, removed)
+        return removed
+
+    def drop_below(self, run: Run, outcome: LeaveOutcome, reason: LeaveReason) -> None:
+        """Free everything below `run`, all of it on host only, because `run` is losing pages.
+
+        The caller has made sure with `held_below` that no copy uses any of it.
+        """
+        state = self._state
+        dropped = 0
+        below = list(run.children.values())
+        for each in below:
+            below.extend(each.children.values())
+        for each in reversed(below):
+            assert not each.device_pages
+            assert not each.locks
+            dropped += each.host_end - each.host_start
+            state.forget_pages(each, 0, Tier.HOST, reason)
+            self._cut_tail(each, each.host_start)
+        state.book_left(Tier.HOST, outcome, reason, dropped)
+
+    def drop_tail(self, run: Run, keep: int, outcome: LeaveOutcome, reason: LeaveReason) -> None:
+        """Free the run's own host pages from `keep` on, because device loses `[keep, ...)`.
+
+        `forget_pages` has been told. Leaves the trimming of the run to the caller, who is about to
+        take its device pages too.
+        """
+        if run.host_end <= keep:
+            return
+        gone = self._free_tail(run, max(run.host_start, keep))
+        self._state.book_left(Tier.HOST, outcome, reason, gone)
+
+    def held_below(self, run: Run) -> bool:
+        """Whether a copy in flight uses a page below `run`."""
+        below = list(run.children.values())
+        for each in below:
+            if held_on_host(each) or each.locks:
+                return True
+            below.extend(each.children.values())
+        return False
+
+    def _give_up_mirrors(self, pages: int) -> int:
+        state = self._state
+        order = state.host_order
+        left = pages
+        run = order.oldest_mirror()
+        waiting: list[Run] = []
+        while left and run is not None:
+            if held_on_host(run):
+                order.discard(run)
+                waiting.append(run)
+            else:
+                take = min(run.device_pages, run.host_end, run.host_start + left) - run.host_start
+                state.host.give(run.host_slots[:take])
+                state.host_evictable -= take
+                run.host_slots = run.host_slots[take:]
+                run.host_start += take
+                if run.host_start == run.host_end:
+                    run.host_start = run.host_end = 0
+                left -= take
+                state.tree.epoch += 1
+                order.update(run)
+            run = order.oldest_mirror()
+        for run in waiting:
+            order.add(run)
+        return pages - left
+
+    def _must_store_first(self, run: Run, first: int) -> bool:
+        """Under store_on=evict: order the store of pages that would be lost; True: wait for it."""
+        state = self._state
+        if state.config.store_on is not StoreOn.EVICT or not state.storage_attached:
+            return False
+        if run.stored_pages >= run.host_end or run.store_failed:
+            return False
+        self._stores.order(run)
+        return run.store is not None
+
+    def _cut_tail(self, run: Run, keep: int) -> None:
+        """The unlocked run's host pages `[keep, host_end)` leave; empty what is left empty."""
+        state = self._state
+        self._free_tail(run, keep)
+        state.tree.epoch += 1
+        state.host_order.update(run)
+        state.tree.trim(run)
+
+    def _free_tail(self, run: Run, keep: int) -> int:
+        state = self._state
+        start = run.host_start
+        gone = run.host_slots[keep - start :]
+        state.host.give(gone)
+        state.host_evictable -= len(gone)
+        run.host_slots = run.host_slots[: keep - start]
+        run.host_end = keep
+        if keep == start:
+            run.host_start = run.host_end = 0
+        return len(gone)

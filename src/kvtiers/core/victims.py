@@ -1,0 +1,82 @@
+"""Walking a frontier while it changes: oldest first, around what a copy in flight holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvtiers.core.policies import Frontier
+    from kvtiers.core.retention import HostOrder
+    from kvtiers.core.tree import Run
+
+_BATCH = 64
+
+
+def held_on_device(run: Run) -> bool:
+    """A copy reads this run's device pages."""
+    return run.backup is not None
+
+
+def held_on_host(run: Run) -> bool:
+    """A copy reads or extends this run's host pages."""
+    return run.store is not None or run.backup is not None or run.load is not None
+
+
+def victims(order: Frontier | HostOrder, is_held: Callable[[Run], bool]) -> Iterator[Run]:
+    """Runs of `order`, oldest first, never one that is held nor an ancestor of a held one.
+
+    The consumer takes pages from each run it is given; a run that it leaves in the order is not
+    given again. Almost always nothing is held at the old end, and this is `order.oldest()`.
+    """
+    previous = None
+    while True:
+        run = order.oldest()
+        if run is None:
+            return
+        if run is previous or is_held(run):
+            break
+        yield run
+        previous = run
+    yield from _around(order, is_held, previous)
+
+
+def _around(
+    order: Frontier | HostOrder, is_held: Callable[[Run], bool], previous: Run | None
+) -> Iterator[Run]:
+    passed_by: set[Run] = set()
+    if previous is not None:
+        _pass_by(previous, passed_by)
+    while True:
+        batch = list(islice(_candidates(order, is_held, passed_by), _BATCH))
+        if not batch:
+            return
+        for run in batch:
+            if run not in order or run in passed_by:
+                continue
+            if is_held(run):
+                _pass_by(run, passed_by)
+                continue
+            yield run
+            if run in order:
+                _pass_by(run, passed_by)
+
+
+def _candidates(
+    order: Iterable[Run], is_held: Callable[[Run], bool], passed_by: set[Run]
+) -> Iterator[Run]:
+    for run in order:
+        if run in passed_by:
+            continue
+        if is_held(run):
+            _pass_by(run, passed_by)
+            continue
+        yield run
+
+
+def _pass_by(run: Run, passed_by: set[Run]) -> None:
+    """Leave a run and everything above it where it is: a parent never leaves before its child."""
+    while run.parent is not None and run not in passed_by:
+        passed_by.add(run)
+        run = run.parent
