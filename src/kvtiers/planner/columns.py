@@ -1,0 +1,136 @@
+"""A whole trace as a few flat arrays: what the curve is computed from.
+
+    block_ids   | request 0: head .. tail | request 1: head .. tail | ...
+    starts      0                         n0                        n0+n1 ...   (requests + 1)
+
+Owns nothing but the arrays. About 8 bytes per block reference and 40 per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.errors import TraceError
+from kvtiers.workload import TraceRequest
+from kvtiers.workload.request import BlockIds
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TraceColumns:
+    """The requests of a trace in order of arrival, and the blocks that each of them refers to."""
+
+    block_tokens: int
+    starts: IntArray
+    block_ids: IntArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    arrival_seconds: npt.NDArray[np.float64]
+
+    @property
+    def requests(self) -> int:
+        return len(self.input_tokens)
+
+    @property
+    def references(self) -> int:
+        return len(self.block_ids)
+
+    @cached_property
+    def blocks_per_request(self) -> IntArray:
+        return np.diff(self.starts)
+
+    @cached_property
+    def tokens_of_block(self) -> IntArray:
+        """Tokens in each referenced block: `block_tokens`, or what the prompt leaves at its end."""
+        tokens = np.full(self.references, self.block_tokens, np.int64)
+        some = np.flatnonzero(self.blocks_per_request)
+        last = self.starts[some + 1] - 1
+        rest = self.input_tokens[some] - self.block_tokens * (self.blocks_per_request[some] - 1)
+        tokens[last] = np.minimum(self.block_tokens, rest)
+        return tokens
+
+    @cached_property
+    def previous(self) -> IntArray:
+        """Index of the reference before this one to the same block; -1 where it is the first."""
+        return previous_reference(self.block_ids)
+
+    @classmethod
+    def load(cls, requests: Iterable[TraceRequest]) -> TraceColumns:
+        """All of a trace. Raises `TraceError` where two requests have blocks of another size."""
+        ids: list[BlockIds] = []
+        blocks: list[int] = []
+        inputs: list[int] = []
+        outputs: list[int] = []
+        arrivals: list[float] = []
+        block_tokens = 0
+        for request in requests:
+            if block_tokens not in (0, request.block_tokens):
+                raise TraceError(
+                    f"request {len(inputs) + 1} has blocks of {request.block_tokens} tokens, those "
+                    f"before it of {block_tokens}; a trace has one block size"
+                )
+            block_tokens = request.block_tokens
+            ids.append(request.block_ids)
+            blocks.append(len(request.block_ids))
+            inputs.append(request.input_tokens)
+            outputs.append(request.output_tokens)
+            arrivals.append(request.arrival_seconds)
+        if not inputs:
+            raise TraceError("the trace holds no request")
+        return cls(
+            block_tokens=block_tokens,
+            starts=np.concatenate(([0], np.cumsum(blocks))).astype(np.int64),
+            block_ids=np.concatenate(ids),
+            input_tokens=np.array(inputs, np.int64),
+            output_tokens=np.array(outputs, np.int64),
+            arrival_seconds=np.array(arrivals, np.float64),
+        )
+
+    def require_prefix_ids(self) -> None:
+        """Raise `TraceError` unless an id always has the same block before it.
+
+        Ids that name a block's content alone, or that are local to a conversation, would make
+        prompts share what they do not have in common.
+        """
+        before = np.full(self.references, np.iinfo(np.int64).min)
+        before[1:] = self.block_ids[:-1]
+        heads = self.starts[:-1][self.blocks_per_request > 0]
+        before[heads] = np.iinfo(np.int64).min
+        again = np.flatnonzero(self.previous >= 0)
+        differs = again[before[again] != before[self.previous[again]]]
+        if not len(differs):
+            return
+        first = int(differs[0])
+        request = int(np.searchsorted(self.starts, first, "right"))
+        raise TraceError(
+            f"block id {int(self.block_ids[first])} of request {request} follows another block "
+            f"than it did before ({len(differs):,} of {len(again):,} repeated references do); ids "
+            "must name a block together with everything before it. If they are unique within a "
+            "conversation only, say --local-ids"
+        )
+
+
+def previous_reference(ids: IntArray) -> IntArray:
+    """For each element the index of the last equal element before it, or -1."""
+    count = len(ids)
+    previous = np.full(count, -1, np.int64)
+    if count < 2:
+        return previous
+    index_bits = int(count - 1).bit_length()
+    if ids.min() >= 0 and int(ids.max()).bit_length() + index_bits <= 63:
+        # one sort of (id, index) packed in a word is several times faster than a stable argsort
+        packed = np.sort((ids << index_bits) | np.arange(count, dtype=np.int64))
+        order = packed & ((1 << index_bits) - 1)
+        same = (packed[1:] >> index_bits) == (packed[:-1] >> index_bits)
+    else:
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        same = ordered[1:] == ordered[:-1]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
