@@ -66,12 +66,16 @@ class EngineConfig:
         problems: list[str] = []
         if self.dtype not in DTYPES:
             problems.append(f"dtype is '{self.dtype}'; known: {', '.join(DTYPES)}")
-        for name in ("num_threads", "page_tokens", "max_running_requests", "max_batch_tokens"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("device_gib", "host_gib", "storage_gib", "capture_logits_mib"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} is {getattr(self, name)}; it cannot be negative")
+        problems += [
+            f"{name} is {getattr(self, name)}; it must be at least 1"
+            for name in ("num_threads", "page_tokens", "max_running_requests", "max_batch_tokens")
+            if getattr(self, name) < 1
+        ]
+        problems += [
+            f"{name} is {getattr(self, name)}; it cannot be negative"
+            for name in ("device_gib", "host_gib", "storage_gib", "capture_logits_mib")
+            if getattr(self, name) < 0
+        ]
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -7,26 +7,21 @@ torch nor threads nor HTTP; a value here is immutable, so it may cross threads f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtiers.scheduling.executor import SamplingParams
-from kvtiers.types import HitSplit
+from kvtiers.types import HitSplit, RequestOutcome
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 
-class FinishReason(StrEnum):
-    """How an answer ended. Every answer ends with exactly one of these."""
-
-    STOP = "stop"  # an end-of-text token, a stop token or a stop string
-    LENGTH = "length"  # max_tokens, or the end of the context
-    CANCELLED = "cancelled"  # by the client, or by a drain that ran out of time
-    REFUSED = "refused"  # can never fit into the device tier: the client's error (4xx)
-    FAILED = "failed"  # the forward pass failed, or its deadline passed: the server's error (5xx)
+FinishReason = RequestOutcome
+"""How an answer ended; every answer ends with exactly one. `REFUSED` (can never fit) is the
+client's error, `FAILED` (the forward pass, or its loads too often) the server's; after `DEADLINE`
+what there is is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
