@@ -47,6 +47,9 @@ class SchedulerConfig:
     """What one more step costs, in prefill tokens; see `sharing`."""
     share_leaders_max: int = 4
     """How many other requests a request may wait for, one after another, to share their prefix."""
+    repeat_max: int = 1
+    """Decode steps that an executor may do in one run (`Batch.repeat`); above 1 in virtual time
+    only, since end-of-sequence tokens and stop ids are looked for after each run."""
     void_retries_max: int = 8
     """Voided attempts after which a request fails."""
 
@@ -59,6 +62,7 @@ class SchedulerConfig:
                 "max_prefill_tokens",
                 "looks_per_step",
                 "blocked_tries_per_step",
+                "repeat_max",
             )
             if getattr(self, name) < 1
         ]

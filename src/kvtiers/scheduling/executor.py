@@ -50,10 +50,15 @@ class Batch:
 
     `load_ops` are the load-backs that the batch's leases rely on and that are not acknowledged
     yet: layer i must not be read before the transfer says layer i of these has arrived.
+
+    `repeat` above 1 allows an executor to decode up to so many tokens per sequence before it
+    returns (every position has its slot, and no sequence reaches `max_tokens` before the last).
+    Virtual time uses it to jump to the next event; an executor that ignores it is correct.
     """
 
     chunks: tuple[Chunk, ...]
     load_ops: tuple[int, ...] = ()
+    repeat: int = 1
 
     @property
     def tokens(self) -> int:
@@ -75,13 +80,17 @@ class BatchResult:
 
     `failed` maps indices of chunks whose result must not be used (a raised forward, NaN, a load
     that did not arrive) to a message: nothing of them is published. `stall_seconds` is the time
-    the pass waited for layers that were still loading; `seconds` the whole pass.
+    the pass waited for layers that were still loading; `seconds` the whole pass. Where
+    `batch.repeat` was used, `repeated` says how often and `earlier[i]` holds the `repeated - 1`
+    tokens of chunk `i` before the one in `results[i]`.
     """
 
     results: Sequence[TokenResult | None]
     failed: dict[int, str] = field(default_factory=dict)
     stall_seconds: float = 0.0
     seconds: float = 0.0
+    repeated: int = 1
+    earlier: Sequence[Sequence[int]] = ()
 
 
 class Executor(Protocol):

@@ -22,6 +22,7 @@ class Growth:
     def __init__(self, cache: PrefixCache, config: SchedulerConfig, roster: Roster) -> None:
         self._cache = cache
         self._growth_tokens = config.growth_tokens
+        self._repeat_max = config.repeat_max
         self._roster = roster
 
     def fill(self, adder: PrefillAdder, now: float) -> None:
@@ -36,6 +37,24 @@ class Growth:
                 short.append(request)
         if short:
             self._make_room(short, adder, now)
+
+    def repeats(self, adder: PrefillAdder, now: float) -> int:
+        """How many decode steps the batch may do in one run, with slots for all of them.
+
+        1 unless every planned request decodes; never past the step in which the first one ends.
+        """
+        if self._repeat_max == 1 or self._roster.prefilling:
+            return 1
+        requests = [request for request, _ in adder.planned]
+        repeats = min((r.final_tokens - r.tokens + 1 for r in requests), default=1)
+        repeats = min(repeats, self._repeat_max)
+        for request in requests:
+            lease = request.lease
+            assert lease is not None
+            last = request.tokens + repeats - 1
+            if last > lease.capacity_tokens and not self._cache.extend(lease, last, now):
+                repeats = lease.capacity_tokens - request.tokens + 1
+        return repeats
 
     def _extend(self, request: Request, now: float) -> bool:
         """Slots for the next position and, if there are any, for the growth after it."""

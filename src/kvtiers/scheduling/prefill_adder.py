@@ -105,8 +105,8 @@ class PrefillAdder:
         """
         self._planned = [entry for entry in self._planned if entry[0] is not request]
 
-    def build(self) -> Batch:
-        """The packed batch, with the loads its leases wait for."""
+    def build(self, repeat: int = 1) -> Batch:
+        """The packed batch, with the loads its leases wait for; see `Batch` for `repeat`."""
         chunks: list[Chunk] = []
         load_ops: list[int] = []
         for request, taken in self._planned:
@@ -127,4 +127,4 @@ class PrefillAdder:
             )
             if lease.load_ops:
                 load_ops.extend(lease.load_ops)
-        return Batch(tuple(chunks), tuple(dict.fromkeys(load_ops)))
+        return Batch(tuple(chunks), tuple(dict.fromkeys(load_ops)), repeat)

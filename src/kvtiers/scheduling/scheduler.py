@@ -188,7 +188,8 @@ class Scheduler:
             adder.remove(request)
         if not adder.planned:
             return
-        result = self._executor.run(adder.build())
+        repeat = self._growth.repeats(adder, self._clock())
+        result = self._executor.run(adder.build(repeat))
         if self._pump():
             self._roster.releases += 1
         if result.stall_seconds > 0:

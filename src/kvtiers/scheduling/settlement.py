@@ -62,6 +62,8 @@ class Settlement:
         for index, (request, computed) in enumerate(planned):
             if index in result.failed:
                 self._failed(request, result.failed[index], now)
+            elif result.repeated > 1:
+                self._settle_repeated(request, result, index, now)
             else:
                 self._settle(request, computed, result.results[index], now)
         if self._gaps:
@@ -93,6 +95,27 @@ class Settlement:
             if request.computed_tokens % self._page_tokens == 0:
                 self._cache.commit(lease, request.key, request.computed_tokens, now)
         assert token is not None, "the last position of a key is always sampled"
+        self._append(request, token, now)
+
+    def _settle_repeated(
+        self, request: Request, result: BatchResult, index: int, now: float
+    ) -> None:
+        """Several tokens of a decoding request at once, evenly spread over the time they took."""
+        token = result.results[index]
+        lease, since = request.lease, request.last_token_at
+        assert token is not None
+        assert lease is not None
+        assert since is not None, "only decoding requests are repeated"
+        gap = (now - since) / result.repeated
+        self._gaps[gap] = self._gaps.get(gap, 0) + result.repeated - 1
+        for earlier in result.earlier[index]:
+            request.append(earlier, now)
+            self._roster.outputs.append(StepOutput(request, TokenResult(earlier)))
+        pages_before = request.computed_tokens // self._page_tokens
+        request.computed_tokens += result.repeated
+        if request.computed_tokens // self._page_tokens > pages_before:
+            self._cache.commit(lease, request.key, request.computed_tokens, now)
+        request.last_token_at = now - gap
         self._append(request, token, now)
 
     def _commit_prefill(self, request: Request, computed: int, now: float) -> None:
