@@ -63,17 +63,19 @@ class TokenizerCodec:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens; special tokens are left out, incomplete characters become U+FFFD."""
-        text: str = self._tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        return self._text(tokens, skip_special_tokens=True)
 
     def token_text(self, token: int) -> str:
         """One token by itself; special tokens are spelled out."""
-        text: str = self._tokenizer.decode(
-            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        return self._text([token], skip_special_tokens=False)
+
+    def _text(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        text = self._tokenizer.decode(
+            list(tokens),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
-        return text
+        return str(text)
 
 
 def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class Detokenizer:
         return self._release(self._new_text(final=False), final=False)
 
     def finish(self) -> str:
-        """Everything still held back; the answer has ended for another reason than a stop string."""
+        """Everything still held back, for an answer that ended without a stop string."""
         return self._release(self._new_text(final=True), final=True)
 
     def _new_text(self, *, final: bool) -> str:

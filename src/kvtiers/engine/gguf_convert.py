@@ -86,8 +86,10 @@ def build_directory(target: Path) -> Iterator[Path | None]:
 
 def _convert(gguf: Path, directory: Path) -> None:
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    transformers.utils.logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from kvtiers.engine.attention import ATTENTION
@@ -38,6 +39,7 @@ class ServedModel:
 
 def load_plain(directory: Path, dtype: str) -> PreTrainedModel:
     """The model of a directory as transformers itself runs it. Raises `ModelError`."""
+    transformers.utils.logging.disable_progress_bar()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=getattr(torch, dtype), local_files_only=True
