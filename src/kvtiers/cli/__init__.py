@@ -1,0 +1,101 @@
+"""The command line: `kvtiers COMMAND`. Parsing and printing; what a command does lives elsewhere.
+
+Commands are listed here by name and loaded one at a time, when they are called: `kvtiers --help`
+needs neither torch nor numpy, and a command whose extra is not installed says which one to install
+instead of failing with a traceback.
+
+    module of this package         commands
+    serve, demo, top               serve, demo, top
+    model, storage                 groups of commands
+    plan                           curve, replay, plan, ... (merged into the top level)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import typer
+
+from kvtiers.errors import KvtiersError
+
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A top-level command: where it lives, what the overview says, and what it needs installed."""
+
+    name: str
+    module: str
+    summary: str
+    extra: str | None = None
+    group: bool = False
+
+
+COMMANDS = (
+    Command("demo", "demo", "Run a real model through all three tiers and check it.", "serve"),
+    Command("serve", "serve", "Serve a model over an OpenAI-compatible API.", "serve"),
+    Command("top", "top", "Watch a running server: tiers, hits, rates, losses.", "serve"),
+)
+
+
+def build(wanted: Sequence[str]) -> typer.Typer:
+    """The application with the commands in `wanted` loaded and the others listed by summary."""
+    app = typer.Typer(
+        name="kvtiers",
+        help="A hierarchical KV cache for LLM serving, whose books balance.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    for command in COMMANDS:
+        if command.name in wanted:
+            _attach(app, command)
+        else:
+            app.command(command.name, help=command.summary)(_not_loaded)
+    return app
+
+
+def _root() -> None:
+    """A hierarchical KV cache for LLM serving, whose books balance."""
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command that was not loaded is never run: build() loads what is called")
+
+
+def _attach(app: typer.Typer, command: Command) -> None:
+    module = importlib.import_module(f"kvtiers.cli.{command.module}")
+    if command.group:
+        app.add_typer(module.app, name=command.name, help=command.summary)
+    else:
+        app.command(command.name, help=command.summary)(getattr(module, command.name))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exits 0, 1 for a failure, 2 for a wrong call or setting."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    wanted = [word for word in arguments if not word.startswith("-")][:1]
+    try:
+        build(wanted)(arguments, prog_name="kvtiers")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("kvtiers"):
+            raise
+        extra = next((c.extra for c in COMMANDS if c.name in wanted), None) or "serve"
+        _fail(f"'{' '.join(wanted)}' needs {error.name}: pip install 'kvtiers[{extra}]'")
+    except KvtiersError as error:
+        if "KVTIERS_TRACEBACK" in os.environ:
+            raise
+        _fail(f"{type(error).__name__}: {error}")
+
+
+def _fail(message: str) -> None:
+    print(f"kvtiers: {message}", file=sys.stderr)
+    raise SystemExit(EXIT_USAGE)

@@ -1,0 +1,5 @@
+"""`python -m kvtiers.cli`: the same as `kvtiers`."""
+
+from kvtiers.cli import main
+
+main()

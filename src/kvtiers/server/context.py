@@ -1,0 +1,38 @@
+"""What every route of one server shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtiers.engine.port import Engine
+from kvtiers.server.captures import Captures
+from kvtiers.server.pins import PinBook
+from kvtiers.server.settings import ServerSettings
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """One engine behind one HTTP server.
+
+    `metrics` renders the Prometheus exposition. `draining` is set once, by the life cycle.
+    """
+
+    engine: Engine
+    settings: ServerSettings
+    metrics: Callable[[], bytes]
+    pins: PinBook
+    captures: Captures = field(default_factory=Captures)
+    started_at: float = field(default_factory=time.monotonic)
+    started_at_unix: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    @classmethod
+    def of(
+        cls, engine: Engine, settings: ServerSettings, metrics: Callable[[], bytes]
+    ) -> ServerContext:
+        """The context of a server that begins now."""
+        tier_pages = engine.host_pages or engine.device_pages
+        budget_tokens = int(tier_pages * settings.pin_budget_share) * engine.config.page_tokens
+        return cls(engine, settings, metrics, PinBook(budget_tokens))

@@ -1,0 +1,40 @@
+"""From settings to a running server: load the engine, say what was decided, serve, release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtiers.engine.config import EngineConfig
+from kvtiers.engine.engine import LLMEngine
+from kvtiers.metrics.prometheus import PrometheusExporter
+from kvtiers.server.advice import decisions, warnings
+from kvtiers.server.context import ServerContext
+from kvtiers.server.lifecycle import listen, serve, url_of
+from kvtiers.server.settings import ServerSettings
+
+LISTENING = "listening on "
+"""Begins the line that says where; everything that starts a server as a child waits for it."""
+
+
+def launch(config: EngineConfig, settings: ServerSettings, say: Callable[[str], None]) -> bool:
+    """Serve until a signal ends it; False when requests had to be cancelled at the end.
+
+    The port is taken before the model is loaded, so that a taken one is noticed at once.
+    """
+    bound = listen(settings.host, settings.port)
+    try:
+        engine = LLMEngine.load(config)
+        exporter = PrometheusExporter(
+            engine.parts.ledger,
+            engine.gauges,
+            model_name=engine.model_name,
+            prefix=settings.metrics_prefix,
+        )
+        for line in decisions(engine):
+            say(line)
+        for warning in warnings(engine):
+            say(f"warning: {warning}")
+        context = ServerContext.of(engine, settings, exporter.render)
+        return serve(context, bound, lambda: say(f"{LISTENING}{url_of(bound)}"))
+    finally:
+        bound.close()

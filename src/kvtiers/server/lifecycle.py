@@ -1,0 +1,112 @@
+"""Start, serve, drain, exit.
+
+    start ──> listening, ready ──SIGTERM/SIGINT──> draining ──> exit 0
+                                     │
+                                     └── again: stop at once; what runs ends as cancelled
+
+While draining, the port stays open: answers in progress are finished, `/ready` says 503 and new
+requests are refused with 503. What was acknowledged as stored is there for the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from kvtiers.errors import ConfigError
+from kvtiers.server.app import create_app
+from kvtiers.server.context import ServerContext
+
+log = logging.getLogger("kvtiers.server")
+
+CONNECTIONS_CLOSE_SECONDS = 5
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to `host:port` (0: a free port). `ConfigError` when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port (0 takes a "
+            "free one)"
+        ) from None
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """The address clients use."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: that would end the process by the signal."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(context: ServerContext, bound: socket.socket, on_listening: Callable[[], None]) -> bool:
+    """Serve until a signal ends it; False when requests had to be cancelled at the end.
+
+    The engine is started here and stopped before this returns.
+    """
+    return asyncio.run(_serve(context, bound, on_listening))
+
+
+async def _serve(
+    context: ServerContext, bound: socket.socket, on_listening: Callable[[], None]
+) -> bool:
+    server = _Server(
+        uvicorn.Config(
+            create_app(context),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=CONNECTIONS_CLOSE_SECONDS,
+        )
+    )
+    drains: list[asyncio.Task[None]] = []
+    drained = True
+
+    async def drain() -> None:
+        nonlocal drained
+        drained = await asyncio.to_thread(context.engine.drain, context.settings.drain_seconds)
+        server.should_exit = True
+
+    def on_signal() -> None:
+        if context.draining:
+            log.warning("second signal: stopping at once")
+            server.should_exit = server.force_exit = True
+            return
+        context.draining = True
+        log.info("draining for up to %g seconds", context.settings.drain_seconds)
+        drains.append(asyncio.create_task(drain()))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    context.engine.start()
+    try:
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        on_listening()
+        await serving
+        if not server.force_exit:
+            await asyncio.gather(*drains)
+    finally:
+        await asyncio.to_thread(context.engine.stop)
+    return drained and not server.force_exit

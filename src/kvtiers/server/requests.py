@@ -1,0 +1,190 @@
+"""The shapes that clients send, as strict models: what is not here is refused by name.
+
+A parameter of the OpenAI API that this server cannot honour is accepted at its neutral value only
+(`frequency_penalty: 0`), so that clients which always send it work, and nobody believes that a
+setting was applied that was not. Semantic limits (context length, known model) are checked later.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler
+from pydantic.functional_validators import BeforeValidator, WrapValidator
+from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import ValidationInfo
+
+CHOICES_MAX = 16
+TOP_LOGPROBS_MAX = 20
+STOP_MAX = 16
+PROMPTS_MAX = 64
+
+
+class Strict(BaseModel):
+    """A JSON object with exactly the declared members."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _only_neutral(value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError(
+            "unsupported_parameter",
+            "'{name}' is not supported by this server; leave it out",
+            {"name": info.field_name},
+        ) from None
+
+
+_NEUTRAL = WrapValidator(_only_neutral)
+ZeroOnly: TypeAlias = Annotated[Annotated[float, Field(ge=0, le=0)] | None, _NEUTRAL]
+FalseOnly: TypeAlias = Annotated[Literal[False] | None, _NEUTRAL]
+NullOnly: TypeAlias = Annotated[None, _NEUTRAL]
+EmptyObjectOnly: TypeAlias = Annotated[
+    Annotated[dict[str, float], Field(max_length=0)] | None, _NEUTRAL
+]
+EmptyListOnly: TypeAlias = Annotated[Annotated[list[Any], Field(max_length=0)] | None, _NEUTRAL]
+NoneWordOnly: TypeAlias = Annotated[Literal["none"] | None, _NEUTRAL]
+
+TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 31)]
+PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
+StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class StreamOptions(Strict):
+    """What else a stream carries."""
+
+    include_usage: bool = Field(False, description="Send the usage in a last chunk")
+
+
+class Generation(Strict):
+    """What completions and chat have in common."""
+
+    model: str = Field(description="A name from /v1/models")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 20, description="0 or -1: no limit")
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    n: int | None = Field(None, ge=1, le=CHOICES_MAX, description="Choices per prompt; default 1")
+    stop: StopText | Annotated[list[StopText], Field(max_length=STOP_MAX)] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=STOP_MAX)
+    ignore_eos: bool = Field(False, description="Go on past the end-of-text token")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = Field(
+        None,
+        max_length=256,
+        description="Requests share cached prefixes only with requests of the same salt",
+    )
+    priority: int = Field(0, ge=-1000, le=1000, description="Higher is admitted first")
+    return_cached_tokens_details: bool = Field(
+        False, description="Add `sglext.cached_tokens_details` to the response"
+    )
+    user: str | None = Field(None, description="Accepted and not used")
+    frequency_penalty: ZeroOnly = None
+    presence_penalty: ZeroOnly = None
+    logit_bias: EmptyObjectOnly = None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: (
+        PromptText
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[PromptText], Field(min_length=1, max_length=PROMPTS_MAX)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(min_length=1)]],
+            Field(min_length=1, max_length=PROMPTS_MAX),
+        ]
+    ) = Field(description="Text, token ids, or a list of either")
+    max_tokens: int | None = Field(None, ge=1, le=1 << 20, description="Default 16")
+    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
+    echo: FalseOnly = None
+    suffix: NullOnly = None
+    best_of: Annotated[Literal[1] | None, _NEUTRAL] = None
+
+
+def _text_part_only(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        raise PydanticCustomError(
+            "unsupported_content",
+            "content of type '{kind}' is not supported: this server takes text only, since other "
+            "input has no identity in the cache; send parts of type 'text'",
+            {"kind": kind[:40]},
+        )
+    return value
+
+
+class TextPart(Strict):
+    """A piece of text in a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: (
+        str
+        | Annotated[
+            list[Annotated[TextPart, BeforeValidator(_text_part_only)]], Field(min_length=1)
+        ]
+    )
+    name: str | None = Field(None, description="Accepted and not used")
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class TextFormat(Strict):
+    """The only response format: plain text."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(
+        None, ge=1, le=1 << 20, description="Default: what the context leaves, at most the limit"
+    )
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=1 << 20, description="The newer name of max_tokens, which it overrides"
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
+    response_format: Annotated[TextFormat | None, _NEUTRAL] = None
+    tools: EmptyListOnly = None
+    tool_choice: NoneWordOnly = None
+    functions: EmptyListOnly = None
+    function_call: NoneWordOnly = None
+    parallel_tool_calls: FalseOnly = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(max_length=1)] | None, _NEUTRAL
+    ] = None
+    audio: NullOnly = None
+    store: FalseOnly = None
+
+
+class PinRequest(Strict):
+    """POST /cache/pins: keep a prefix until it is unpinned or its time is over."""
+
+    prompt: PromptText | Annotated[list[TokenId], Field(min_length=1)] | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    cache_salt: str | None = Field(None, max_length=256)
+    ttl_seconds: float = Field(600, gt=0, le=86_400)
+
+
+class FlushRequest(Strict):
+    """POST /cache/flush: remove what no request uses from one tier."""
+
+    tier: Literal["device", "host", "storage"]

@@ -1,0 +1,60 @@
+"""What an operator can set about the server itself (the engine has its own `EngineConfig`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtiers.errors import ConfigError
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the server listens, who may use it, and how much one request may ask for.
+
+    `api_key` guards `/v1`, `admin_key` guards `/cache`. With an API key and no admin key `/cache`
+    is closed: a tenant must not be able to flush the cache. `pin_budget_share` is the share of the
+    host tier (of the device tier where there is no host) that pins may hold in all.
+    `debug_hooks` opens routes that damage pages and reveal logits: for the demo and tests only.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    admin_key: str | None = None
+    body_bytes_max: int = 4 << 20
+    output_tokens_max: int = 4096
+    request_timeout_seconds: float = 600.0
+    drain_seconds: float = 30.0
+    pin_budget_share: float = 0.25
+    metrics_prefix: str = "sglang:"
+    debug_hooks: bool = False
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        if not 0 <= self.port <= 65535:
+            problems.append(f"port is {self.port}; it lies in 0..65535 (0 takes a free one)")
+        problems.extend(
+            f"{name} is {getattr(self, name)}; it must be at least 1"
+            for name in ("body_bytes_max", "output_tokens_max")
+            if getattr(self, name) < 1
+        )
+        if self.request_timeout_seconds <= 0:
+            problems.append("request_timeout_seconds must be above 0")
+        if self.drain_seconds < 0:
+            problems.append("drain_seconds cannot be negative")
+        if not 0 <= self.pin_budget_share <= 1:
+            problems.append(f"pin_budget_share is {self.pin_budget_share}; it lies in 0..1")
+        problems.extend(
+            f"{name} is empty; leave it out for no key"
+            for name in ("api_key", "admin_key")
+            if getattr(self, name) == ""
+        )
+        if self.debug_hooks and self.host not in _LOOPBACK:
+            problems.append(
+                f"debug_hooks with host {self.host}: the hooks damage pages on purpose, so they "
+                "are served on 127.0.0.1 only"
+            )
+        if problems:
+            raise ConfigError("; ".join(problems))
