@@ -1,0 +1,418 @@
+"""The framework around a store: threads, deadlines, timing and counting of every call.
+
+Owns: who is in which call to the store, staging for reads, and the `STORAGE_OP` facts. Must not
+know: the cache, the clock's deadlines (`abandon` tells it), or what a store does inside.
+
+    lookup   --> [lane: 1 thread]   exists_prefix
+    prefetch --> [lane: n threads]  read_into(staging) -> host slots, if still wanted
+    store    --> [lane: 1 thread]   write_from(host pages), parents before children
+
+Invariants: a host slot is written only by a job that has not ended, so a result means that its
+slots are free to be used; a store's host pages are read only before its result; every call has one
+fact, and a call that was given up has it at that moment, with its time so far and `deadline` (or
+what it was given up for).
+
+Pages of a pool and of those that follow it are stored one by one, each in its pool's store, the
+followers first: a page that `kv` holds is then complete, and a page is there only if all parts are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from kvtiers.errors import ConfigError, ProtocolError
+from kvtiers.events import Copy, Fact, FactTuple, Lookup
+from kvtiers.runtime.lanes import JobState, Lane
+from kvtiers.runtime.page_names import PageNames
+from kvtiers.runtime.staging import StagingArea
+from kvtiers.runtime.storage_port import StorageResult
+from kvtiers.storage.port import PageRef, PageStore
+from kvtiers.transfer.pools import HostPool
+from kvtiers.types import FailReason, SlotArray, StorageOp
+
+log = logging.getLogger(__name__)
+
+READ_THREADS = 4
+BATCH_BYTES = 32 << 20
+"""Bytes per call to a store: the grain of deadlines, and the staging of each reading thread."""
+
+
+class _Job:
+    """One order on its way. Fields change under the worker's lock."""
+
+    __slots__ = (
+        "backend",
+        "begun",
+        "finished",
+        "is_stuck",
+        "op",
+        "order",
+        "pages_ok",
+        "started",
+        "state",
+        "stop",
+    )
+
+    def __init__(self, op: StorageOp, order: Copy | Lookup) -> None:
+        self.op = op
+        self.order = order
+        self.state = JobState.WAITING
+        self.stop: FailReason | None = None  # end after the call under way
+        self.pages_ok = 0
+        self.started: float | None = None  # the first call to the store
+        self.finished: float | None = None  # the last one's return
+        self.begun: float | None = None  # the call under way
+        self.backend = ""  # the store it is made to
+        self.is_stuck = False
+
+    def is_ended(self) -> bool:
+        return self.state is JobState.ENDED
+
+    @property
+    def order_id(self) -> int:
+        return self.order.ticket_id if isinstance(self.order, Lookup) else self.order.op_id
+
+
+class StorageWorker:
+    """Carries out lookups, prefetches and stores on one store per pool.
+
+    `stores` has one store for `kv` and for each pool that follows it; the worker does not close
+    them. `layout` and `shard` are those of `StorageIdentity`. Raises `ConfigError` when stores and
+    host pools do not match.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, PageStore],
+        host_pools: Sequence[HostPool],
+        *,
+        page_tokens: int,
+        layout: str,
+        shard: str = "0/1",
+        read_threads: int = READ_THREADS,
+        batch_bytes: int = BATCH_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        pools = {p.spec.name: p for p in host_pools if (p.spec.follows or p.spec.name) == "kv"}
+        if "kv" not in pools or pools.keys() != stores.keys():
+            raise ConfigError(
+                f"stores were given for {sorted(stores)}; the host pool 'kv' and its followers, "
+                f"{sorted(pools)}, need one store each"
+            )
+        # Followers first, the anchor last: see the module's docstring.
+        self._pools = sorted(pools.values(), key=lambda p: p.spec.follows is None)
+        self._stores = dict(stores)
+        specs = [pool.spec for pool in self._pools]
+        self._names = PageNames(specs, page_tokens, layout, shard)
+        self._page_tokens = page_tokens
+        self._clock = clock
+        self._batch_pages = StagingArea(specs, batch_bytes).pages
+        self._lock = threading.Lock()
+        self._jobs: dict[tuple[StorageOp, int], _Job] = {}
+        self._results: list[StorageResult] = []
+        self._facts: list[FactTuple] = []
+        self._notify: Callable[[], None] = lambda: None
+        self._closed = False
+
+        def reader() -> Callable[[_Job], None]:
+            staging = StagingArea(specs, batch_bytes)
+            return lambda job: self._run(job, lambda: self._read(job, staging))
+
+        self._lanes: dict[StorageOp, Lane[_Job]] = {
+            StorageOp.EXISTS: Lane(
+                "lookup", 1, self._lock, lambda: lambda job: self._run(job, lambda: self._look(job))
+            ),
+            StorageOp.READ: Lane("prefetch", read_threads, self._lock, reader),
+            StorageOp.WRITE: Lane(
+                "store", 1, self._lock, lambda: lambda job: self._run(job, lambda: self._write(job))
+            ),
+        }
+
+    # ------------------------------------------------------------------ the port
+
+    def lookup(self, order: Lookup) -> None:
+        """Ask how many pages from `order.first_page` on, without a gap, are there in all pools."""
+        self._put(_Job(StorageOp.EXISTS, order))
+
+    def prefetch(self, order: Copy) -> None:
+        """Read pages into staging and, as long as they are wanted, on to their host slots."""
+        self._check(order, order.target_slots)
+        self._put(_Job(StorageOp.READ, order))
+
+    def store(self, order: Copy) -> None:
+        """Write host pages, in order of submission; they must stay as they are until the result."""
+        self._check(order, order.source_slots)
+        self._put(_Job(StorageOp.WRITE, order))
+
+    def abandon(self, op: StorageOp, order_id: int, reason: FailReason) -> None:
+        """End an order with `reason`: at once, but a store only after the call it is in."""
+        with self._lock:
+            job = self._jobs.get((op, order_id))
+            if job is not None:
+                self._abandon(job, reason)
+        self._notify()
+
+    def poll(self) -> list[StorageResult]:
+        """Results since the last call."""
+        if not self._results:
+            return []
+        with self._lock:
+            results, self._results = self._results, []
+        return results
+
+    def take_facts(self) -> list[FactTuple]:
+        """`STORAGE_OP` facts since the last call."""
+        if not self._facts:
+            return []
+        with self._lock:
+            facts, self._facts = self._facts, []
+        return facts
+
+    def on_result(self, callback: Callable[[], None]) -> None:
+        """Call `callback` from a worker thread (or from `abandon`) after each result."""
+        self._notify = callback
+
+    @property
+    def stuck_threads(self) -> int:
+        """Threads in calls that nobody waits for any more."""
+        with self._lock:
+            return sum(lane.stuck_threads for lane in self._lanes.values())
+
+    def close(self, timeout_seconds: float) -> bool:
+        """End every order with `SHUTDOWN` and the threads with them; False: one is in a call."""
+        end = time.monotonic() + timeout_seconds
+        with self._lock:
+            self._closed = True
+            for job in list(self._jobs.values()):
+                self._abandon(job, FailReason.SHUTDOWN)
+            for lane in self._lanes.values():
+                lane.close()
+        self._notify()
+        returned = [lane.join(max(0.0, end - time.monotonic())) for lane in self._lanes.values()]
+        return all(returned)
+
+    # ------------------------------------------------------------------ queueing and ending
+
+    def _check(self, order: Copy, slots: SlotArray | None) -> None:
+        if order.namespace is None or slots is None or len(slots) != order.pages:
+            raise ProtocolError(
+                f"{order.purpose} {order.op_id} of {order.pages} pages needs a namespace and one "
+                "host slot per page"
+            )
+        if order.extra:
+            raise ProtocolError(
+                f"{order.purpose} {order.op_id} carries pool '{order.extra[0].pool}', which has "
+                "slots of its own; storage holds 'kv' and the pools that follow it"
+            )
+
+    def _put(self, job: _Job) -> None:
+        with self._lock:
+            if self._closed:
+                self._end(job, FailReason.SHUTDOWN)
+            elif self._lanes[job.op].hung:
+                self._end(job, FailReason.DEADLINE)
+            else:
+                self._jobs[job.op, job.order_id] = job
+                self._lanes[job.op].put(job)
+                return
+        self._notify()
+
+    def _end(self, job: _Job, failure: FailReason | None) -> None:
+        """Give a job its result. Hold the lock; notify after."""
+        job.state = JobState.ENDED
+        self._jobs.pop((job.op, job.order_id), None)
+        self._results.append(
+            StorageResult(job.op, job.order_id, job.pages_ok, failure, job.started, job.finished)
+        )
+
+    def _abandon(self, job: _Job, reason: FailReason) -> None:
+        """Hold the lock; notify after."""
+        lane = self._lanes[job.op]
+        if job.state is JobState.WAITING:
+            lane.waiting.remove(job)
+            self._end(job, reason)
+            return
+        if job.stop is None:
+            job.stop = reason
+        if job.begun is None or job.is_stuck:
+            return  # between two calls, or publishing: its thread sees `stop` in a moment
+        job.is_stuck = True
+        lane.stuck_threads += 1
+        if job.op is not StorageOp.WRITE:
+            self._count_call(job, 0, 0, reason)
+            self._end(job, reason)
+        if lane.hung:
+            log.error(
+                "all %s threads of the store are in calls that have missed their deadline; "
+                "further ones fail at once until one returns",
+                job.op,
+            )
+            while lane.waiting:
+                self._end(lane.waiting.popleft(), FailReason.DEADLINE)
+
+    def _count_call(
+        self, job: _Job, pages: int, num_bytes: int, failure: FailReason | None
+    ) -> None:
+        """The fact of the call under way, which is over. Hold the lock."""
+        assert job.begun is not None, "only a call under way is counted"
+        job.finished = self._clock()
+        self._facts.append(
+            (
+                Fact.STORAGE_OP,
+                job.backend,
+                job.op,
+                job.finished - job.begun,
+                pages,
+                num_bytes,
+                failure,
+            )
+        )
+
+    # ------------------------------------------------------------------ in the threads
+
+    def _run(self, job: _Job, body: Callable[[], FailReason | None]) -> None:
+        try:
+            failure = body()
+        except Exception:
+            log.exception("%s %d failed outside the store", job.op, job.order_id)
+            failure = FailReason.STORAGE
+        with self._lock:
+            if not job.is_ended():
+                self._end(job, failure)
+        self._notify()
+
+    def _look(self, job: _Job) -> FailReason | None:
+        order = job.order
+        assert isinstance(order, Lookup)
+        pages = order.pages
+        for pool in reversed(self._pools):
+            refs = self._names.refs(
+                pool.spec.name, order.namespace, order.path_key, order.first_page, pages
+            )
+            store = self._stores[pool.spec.name]
+            outcomes = self._call(job, store, pages, 0, partial(_exists, store, refs))
+            if outcomes is None:
+                return job.stop
+            pages, failure = _leading(outcomes)
+            if failure is not None or pages == 0:
+                return failure
+        job.pages_ok = pages
+        return None
+
+    def _read(self, job: _Job, staging: StagingArea) -> FailReason | None:
+        copy = job.order
+        assert isinstance(copy, Copy)
+        assert copy.target_slots is not None
+        for first in range(0, copy.pages, staging.pages):
+            pages = min(staging.pages, copy.pages - first)
+            failure: FailReason | None = None
+            for pool in self._pools:
+                name = pool.spec.name
+                buffers = [staging.page(name, i).data for i in range(pages)]
+                outcomes = self._call_with_pages(job, pool, first, buffers)
+                if outcomes is None:
+                    return job.stop
+                pages, failed = _leading(outcomes)
+                failure = failed or failure
+                if pages == 0:
+                    break
+            with self._lock:
+                if job.is_ended():
+                    return None
+                job.state = JobState.PUBLISHING
+            for pool in self._pools:
+                for i, slot in enumerate(copy.target_slots[first : first + pages].tolist()):
+                    pool.memory[slot] = staging.page(pool.spec.name, i)
+            with self._lock:
+                job.state = JobState.RUNNING
+                job.pages_ok += pages
+            if failure is not None:
+                return failure
+        return None
+
+    def _write(self, job: _Job) -> FailReason | None:
+        copy = job.order
+        assert isinstance(copy, Copy)
+        assert copy.source_slots is not None
+        for first in range(0, copy.pages, self._batch_pages):
+            slots = copy.source_slots[first : first + self._batch_pages].tolist()
+            failure: FailReason | None = None
+            for pool in self._pools:
+                outcomes = self._call_with_pages(job, pool, first, [pool.page(s) for s in slots])
+                if outcomes is None:
+                    return job.stop
+                pages, failed = _leading(outcomes)
+                failure = failed or failure
+                slots = slots[:pages]
+                if pages == 0:
+                    break
+            job.pages_ok += len(slots)
+            if failure is not None:
+                return failure
+        return None
+
+    def _call_with_pages(
+        self, job: _Job, pool: HostPool, first: int, buffers: list[memoryview]
+    ) -> list[FailReason | None] | None:
+        """Read or write the pages of one pool from page `first` of the copy on."""
+        copy = job.order
+        assert isinstance(copy, Copy)
+        assert copy.namespace is not None
+        name, pages = pool.spec.name, len(buffers)
+        refs = self._names.refs(name, copy.namespace, copy.path_key, copy.first_page + first, pages)
+        store = self._stores[name]
+        call = store.read_into if job.op is StorageOp.READ else store.write_from
+        return self._call(job, store, pages, pool.spec.bytes_per_slot, lambda: call(refs, buffers))
+
+    def _call(
+        self,
+        job: _Job,
+        store: PageStore,
+        pages: int,
+        page_bytes: int,
+        call: Callable[[], list[FailReason | None]],
+    ) -> list[FailReason | None] | None:
+        """Make one call to a store, timed and counted; None: the job is over, do nothing more.
+
+        A store that raises has failed for every page.
+        """
+        with self._lock:
+            if job.is_ended() or job.stop is not None:
+                return None
+            job.backend = store.name
+            job.begun = self._clock()
+            if job.started is None:
+                job.started = job.begun
+        try:
+            outcomes = call()
+        except Exception:
+            log.exception("store '%s' raised in %s of %d pages", store.name, job.op, pages)
+            outcomes = [FailReason.STORAGE] * pages
+        with self._lock:
+            if job.is_stuck:
+                job.is_stuck = False
+                self._lanes[job.op].stuck_threads -= 1
+            if job.is_ended():
+                return None
+            succeeded = outcomes.count(None)
+            _, failure = _leading(outcomes)
+            self._count_call(job, succeeded, succeeded * page_bytes, failure)
+            job.begun = None
+        return outcomes
+
+
+def _exists(store: PageStore, refs: Sequence[PageRef]) -> list[FailReason | None]:
+    """One success for each page that is there without a gap: the absence of one is no failure."""
+    return [None] * store.exists_prefix(refs)
+
+
+def _leading(outcomes: Sequence[FailReason | None]) -> tuple[int, FailReason | None]:
+    """How many pages succeeded before the first that did not, and why that one did not."""
+    for pages, failure in enumerate(outcomes):
+        if failure is not None:
+            return pages, failure
+    return len(outcomes), None
