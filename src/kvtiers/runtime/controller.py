@@ -404,8 +404,8 @@ class CacheController:
 
 def _copy_timed(purpose: Purpose, merged: Merged, end: End, now: float) -> FactTuple:
     """The fact about one merged operation. Without times of the copy, it waited until launch."""
+    fact = (Fact.COPY_TIMED, purpose, merged.pages_ok)
     if end.started is None or end.finished is None:
-        times = (merged.launched - merged.queued, None, None)
-    else:
-        times = (end.started - merged.queued, end.finished - end.started, now - end.finished)
-    return (Fact.COPY_TIMED, purpose, merged.pages_ok, *times)
+        return (*fact, merged.launched - merged.queued, None, None)
+    copy_seconds = end.finished - end.started
+    return (*fact, end.started - merged.queued, copy_seconds, now - end.finished)
