@@ -82,6 +82,8 @@ class Admission:
                 self._granted(request, now)
                 for overtaken in passed:
                     overtaken.overtaken += 1
+                if any(self._holds_line(overtaken, now) for overtaken in passed):
+                    return
 
     def _prefetch_over(self, request: Request, now: float) -> bool:
         if request.ticket_id is None or request.state is not RequestState.PREFETCHING:

@@ -1,0 +1,251 @@
+"""Who is admitted, who is passed, who holds the line; and what admission books (9.3)."""
+
+import pytest
+from scheduling_fakes import Bench, ScriptedCache
+
+from kvtiers.core.hits import split_cached_prefix_by_tier
+from kvtiers.core.interface import Blocked, Refused
+from kvtiers.events import Fact
+from kvtiers.scheduling.request import RequestState
+from kvtiers.types import BlockedOn, HitSplit, RequestOutcome
+
+CAPACITY = Blocked(BlockedOn.DEVICE_CAPACITY)
+EVICTION = Blocked(BlockedOn.EVICTION)
+
+
+def outcomes(outputs):
+    return {o.request.request_id: o.outcome for o in outputs if o.outcome is not None}
+
+
+# --------------------------------------------------------------------- never fits
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once_and_counts_nothing():
+    bench = Bench(ScriptedCache(device_pages=4))
+    request = bench.request(10, max_tokens=8)
+    assert request.ended
+    assert request.outcome is RequestOutcome.REFUSED
+    assert "needs 5 pages" in request.message
+    assert "holds 4 pages of 4 tokens" in request.message
+    assert bench.scheduler.has_work
+    assert outcomes(bench.scheduler.step()) == {1: RequestOutcome.REFUSED}
+    assert not bench.scheduler.has_work
+    assert bench.cache.attempts == []
+    assert bench.of(Fact.REQUEST_ENDED) == [
+        (Fact.REQUEST_ENDED, 1, RequestOutcome.REFUSED, 10, 0, None, 0.0)
+    ]
+
+
+def test_a_request_that_just_fits_is_served():
+    bench = Bench(ScriptedCache(device_pages=4))
+    request = bench.request(10, max_tokens=7)
+    bench.run()
+    assert request.outcome is RequestOutcome.LENGTH
+
+
+def test_a_refusal_by_the_cache_ends_the_request_with_its_numbers():
+    bench = Bench()
+    request = bench.request(10)
+    bench.cache.answers[1] = [Refused(7, 6)]
+    bench.run()
+    assert request.outcome is RequestOutcome.REFUSED
+    assert "needs 7 pages" in request.message
+
+
+# --------------------------------------------------------------------- blocked
+
+
+def test_a_blocked_request_lets_smaller_ones_pass_for_a_bounded_number():
+    bench = Bench(overtakes_max=3, overtake_seconds=1e9)
+    head = bench.request(20)
+    bench.cache.answers[1] = [CAPACITY] * 100
+    small = [bench.request(4) for _ in range(6)]
+    for _ in range(5):
+        bench.scheduler.step()
+    assert [r.ended for r in small] == [True] * 3 + [False] * 3
+    bench.cache.answers[1] = []
+    bench.now += 1
+    bench.run()
+    assert head.outcome is RequestOutcome.LENGTH
+    assert all(r.ended for r in small)
+
+
+def test_a_blocked_request_lets_smaller_ones_pass_for_a_bounded_time():
+    bench = Bench(overtakes_max=10**6, overtake_seconds=2.0)
+    bench.request(20)
+    bench.cache.answers[1] = [CAPACITY] * 100
+    bench.scheduler.step()
+    bench.now = 1.9
+    early = bench.request(4)
+    bench.scheduler.step()
+    bench.now = 2.0
+    late = bench.request(4)
+    bench.scheduler.step()
+    assert early.ended
+    assert not late.ended
+
+
+def test_a_blocked_attempt_is_repeated_when_something_was_freed_or_after_a_while():
+    bench = Bench(retry_seconds=0.5)
+    bench.request(20)
+    bench.cache.answers[1] = [CAPACITY] * 100
+    bench.scheduler.step()
+    bench.scheduler.step()
+    assert bench.cache.attempts == [1]
+    bench.pumped = [lambda: None]
+    bench.scheduler.step()
+    assert bench.cache.attempts == [1, 1]
+    bench.now = 0.5
+    bench.scheduler.step()
+    assert bench.cache.attempts == [1, 1, 1]
+    bench.scheduler.step()
+    assert bench.cache.attempts == [1, 1, 1]
+
+
+def test_a_step_makes_only_so_many_attempts_that_end_blocked():
+    bench = Bench(blocked_tries_per_step=2)
+    for i in range(1, 6):
+        bench.request(4)
+        bench.cache.answers[i] = [CAPACITY] * 10
+    bench.scheduler.step()
+    assert bench.cache.attempts == [1, 2]
+
+
+def test_the_time_from_the_first_block_on_eviction_to_the_grant_is_told_once():
+    bench = Bench(retry_seconds=0.1)
+    bench.request(20)
+    bench.cache.answers[1] = [CAPACITY, EVICTION, EVICTION]
+    for now in (0.0, 1.0, 2.0, 3.5):
+        bench.now = now
+        bench.scheduler.step()
+    assert bench.of(Fact.EVICTION_TIMED) == [(Fact.EVICTION_TIMED, 2.5)]
+
+
+def test_a_request_blocked_on_capacity_alone_gives_no_eviction_time():
+    bench = Bench(retry_seconds=0.1)
+    bench.request(20)
+    bench.cache.answers[1] = [CAPACITY]
+    bench.scheduler.step()
+    bench.now = 1.0
+    bench.run()
+    assert bench.of(Fact.EVICTION_TIMED) == []
+
+
+def test_a_retracted_or_ended_request_is_not_remembered_as_blocked():
+    bench = Bench()
+    request = bench.request(20)
+    bench.cache.answers[1] = [CAPACITY] * 10
+    bench.scheduler.step()
+    bench.scheduler.cancel(request.request_id)
+    assert bench.scheduler.step() == []
+    assert bench.cache.attempts == [1]
+
+
+# --------------------------------------------------------------------- prefetch
+
+
+def test_a_request_waits_for_its_prefetch_and_others_pass_without_bound():
+    bench = Bench(overtakes_max=0, overtake_seconds=0.0)
+    bench.cache.prefetching = {1}
+    first = bench.request(8)
+    assert first.state is RequestState.PREFETCHING
+    others = [bench.request(4) for _ in range(20)]
+    bench.scheduler.step()
+    assert all(r.ended for r in others)
+    assert first.state is RequestState.PREFETCHING
+    bench.cache.prefetching = set()
+    bench.run()
+    assert first.ended
+    assert first.ticket_id is None
+    assert bench.cache.cancelled == []
+
+
+def test_a_cancelled_request_revokes_its_prefetch():
+    bench = Bench()
+    bench.cache.prefetching = {1}
+    bench.request(8)
+    assert bench.scheduler.cancel(1)
+    assert bench.cache.cancelled == [1]
+    assert not bench.scheduler.has_work
+    assert not bench.scheduler.cancel(1)
+
+
+def test_a_step_looks_at_a_bounded_number_of_waiting_requests():
+    bench = Bench(looks_per_step=5)
+    bench.cache.prefetching = set(range(1, 6))
+    for _ in range(5):
+        bench.request(8)
+    last = bench.request(8)
+    bench.scheduler.step()
+    assert not last.ended
+    bench.cache.prefetching = {2}
+    bench.scheduler.step()
+    bench.scheduler.step()
+    assert last.ended
+
+
+# --------------------------------------------------------------------- counting (9.3)
+
+
+def admitted(split: HitSplit, chunks: int = 1) -> Bench:
+    tokens = split.prompt
+    bench = Bench(max_prefill_tokens=-(-split.computed // chunks))
+    bench.cache.splits[1] = split
+    bench.request(tokens)
+    bench.run()
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("prefix", "host_hit", "loaded", "start", "length", "device", "host", "storage"),
+    [
+        (12, 12, 4, 4, 8, 4, 0, 8),
+        (12, 12, 12, 4, 8, 0, 4, 8),
+        (8, 0, 0, 8, 8, 8, 0, 0),
+    ],
+)
+def test_the_split_of_an_admission_is_booked_once_with_its_first_result(
+    prefix, host_hit, loaded, start, length, device, host, storage
+):
+    tiers = split_cached_prefix_by_tier(prefix, min(host_hit, loaded), length, start)
+    split = HitSplit(tiers.device, tiers.host, tiers.storage, 16 - prefix)
+    bench = admitted(split)
+    (stats,) = bench.reports
+    assert (stats.device_hit_tokens, stats.host_hit_tokens, stats.storage_hit_tokens) == (
+        device,
+        host,
+        storage,
+    )
+    assert stats.input_tokens == 16 - prefix
+    assert stats.hit_tokens + stats.input_tokens == 16
+    (ended,) = bench.of(Fact.REQUEST_ENDED)
+    assert ended[5] == split
+
+
+def test_a_chunk_continuation_adds_input_but_no_hits():
+    bench = admitted(HitSplit(4, 2, 6, 12), chunks=3)
+    assert [s.input_tokens for s in bench.reports] == [4, 4, 4]
+    assert [s.hit_tokens for s in bench.reports] == [12, 0, 0]
+    assert [s.new_requests for s in bench.reports] == [1, 0, 0]
+
+
+def test_a_rejected_attempt_counts_nothing_until_it_is_granted():
+    bench = Bench(retry_seconds=0.1)
+    bench.request(12)
+    bench.cache.answers[1] = [CAPACITY]
+    bench.scheduler.step()
+    assert bench.reports == []
+    bench.now = 1.0
+    bench.run()
+    assert [s.input_tokens for s in bench.reports] == [12]
+
+
+def test_a_batch_that_was_aborted_reports_nothing():
+    bench = Bench(fail=lambda batch: {0: "NaN in layer 3"})
+    request = bench.request(12)
+    outputs = bench.run()
+    assert bench.reports == []
+    assert outcomes(outputs) == {1: RequestOutcome.FAILED}
+    assert request.message == "NaN in layer 3"
+    assert bench.cache.leases[0].ended_by == "aborted"
+    assert bench.cache.leases[0].committed == []
