@@ -13,13 +13,13 @@ of their own, and only queues between. `pump` never blocks.
 
 When a deadline passes, what the core may be told depends on what the copy can still do:
 
-    not begun                      failed; nothing will happen any more
-    device <-> host, under way     late: it may still write its target, which is quarantined until
-                                   the copy ends (the second ack)
-    prefetch, under way            failed, with the pages that have arrived: the rest can only reach
-                                   the operation's staging
-    store, under way               nothing yet: the store may still read the host pages, which stay
-                                   locked. It stops after the call it is in, and is acked then
+    not begun                   failed; nothing will happen any more
+    device <-> host, under way  late: it may still write its target, which is quarantined until the
+                                copy ends (the second ack)
+    prefetch, under way         failed, but for the pages that have arrived: the rest can only reach
+                                the operation's staging
+    store, under way            late: the store may still read the host pages, which stay held until
+                                the call it is in returns (the second ack)
 
 Invariants: every copy taken from the core is acknowledged with `ended=True` exactly once, every
 lookup is answered exactly once; a copy that was acknowledged as late is settled when it ends.
@@ -110,9 +110,13 @@ class CacheController:
         self._news.clear()
         now = self._clock()
         happened = self._take_orders(now)
-        if self._expire(now):
-            happened = True
-        if self._collect(now):
+        given_up = self._expire(now)
+        collected = self._collect(now)
+        for flight in given_up:
+            if flight.purpose is not Purpose.PREFETCH and flight in self._flights:
+                flight.late = True
+                self._acknowledge(flight, End(0, FailReason.DEADLINE), now, ended=False)
+        if collected or given_up:
             happened = True
             self._take_orders(now)  # what an ack gave rise to: a backed-up page is stored
         self._emit()
@@ -292,36 +296,30 @@ class CacheController:
 
     # ------------------------------------------------------------------ ends
 
-    def _expire(self, now: float) -> bool:
-        """Give up what has passed its deadline, as far as that is safe."""
-        happened = False
-        for purpose in Purpose:
-            for flight in self._flights.expired(purpose, now):
-                happened = True
-                log.warning(
-                    "%s %d of %d pages missed its deadline after %.3f s",
-                    purpose,
-                    flight.copy.op_id,
-                    flight.copy.pages,
-                    now - flight.queued,
-                )
-                if flight.merged is None:
-                    self._finish(flight, End(0, FailReason.DEADLINE), now)
-                elif purpose in _STORAGE_OP:
-                    self._abandon(flight, FailReason.DEADLINE)
-                else:
-                    flight.late = True
-                    self._acknowledge(flight, End(0, FailReason.DEADLINE), now, ended=False)
+    def _expire(self, now: float) -> list[Flight]:
+        """Stop what has passed its deadline, as far as that is safe; returns the copies."""
+        given_up = [flight for purpose in Purpose for flight in self._flights.expired(purpose, now)]
+        for flight in given_up:
+            log.warning(
+                "%s %d of %d pages missed its deadline after %.3f s",
+                flight.purpose,
+                flight.copy.op_id,
+                flight.copy.pages,
+                now - flight.queued,
+            )
+            if flight.merged is None:
+                self._finish(flight, End(0, FailReason.DEADLINE), now)
+            elif flight.purpose in _STORAGE_OP:
+                self._abandon(flight, FailReason.DEADLINE)
         while self._lookups:
             ticket_id, deadline = next(iter(self._lookups.items()))
             if deadline > now:
                 break
-            happened = True
             del self._lookups[ticket_id]
             self._given_up.add(ticket_id)
             for service in self._services():
                 service.abandon(StorageOp.EXISTS, ticket_id, FailReason.DEADLINE)
-        return happened
+        return given_up
 
     def _collect(self, now: float) -> bool:
         """Acknowledge what has ended."""

@@ -15,7 +15,6 @@ to expire, and looking for expired ones costs nothing when there are none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -126,10 +125,8 @@ class Flights:
     def __len__(self) -> int:
         return sum(len(self._in_time[p]) + len(self._overdue[p]) for p in Purpose)
 
-    def __iter__(self) -> Iterator[Flight]:
-        for purpose in Purpose:
-            yield from list(self._overdue[purpose].values())
-            yield from list(self._in_time[purpose].values())
+    def __contains__(self, flight: Flight) -> bool:
+        return self.find(flight.copy.op_id) is flight
 
     def add(self, copy: Copy, now: float) -> None:
         """A copy was ordered."""
