@@ -55,7 +55,7 @@ class PageStore(Protocol):
     def read_into(
         self, refs: Sequence[PageRef], buffers: Sequence[memoryview]
     ) -> list[FailReason | None]:
-        """Read each page into its buffer (exactly one page of bytes); None means verified and whole.
+        """Read each page into its buffer (one page of bytes); None means whole and verified.
 
         On any other outcome the buffer's content is undefined, and never another page's passed off
         as this one: identity, length and checksum are verified on every read.

@@ -1,0 +1,259 @@
+"""The slots of a `file` store: its segments, which slots are free, and how far it may grow.
+
+Owns the segment files of one directory and the quota. Knows nothing of which page is in a slot, or
+which one should leave.
+
+Invariants, at every moment and after every crash:
+
+    used_bytes <= quota_bytes                    (checked before a file grows, never after)
+    a free slot's header on disk is all zeros    (a crash cannot bring a page back)
+
+Files that this store cannot read pages from (another page size, another format, a damaged
+superblock) are *foreign*: they count towards the quota, are never read, and are removed, oldest
+first, when the space is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtiers.errors import ConfigError
+from kvtiers.storage.file.directory import DIRECTORY_OVERHEAD_BYTES, StoreDirectory, segment_files
+from kvtiers.storage.file.format import ALIGN_BYTES, Geometry, UnreadableSegment, round_up
+from kvtiers.storage.file.segment import Segment
+
+_log = logging.getLogger("kvtiers.storage")
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_GROW_AGAIN_SECONDS = 5.0
+_SMALLEST_SHARE = 16
+"""On a nearly full disk a segment may be this many times smaller than configured, not less."""
+
+_EXTENT_BYTES_PER_SLOT = 64
+"""What the file system itself may need to remember where a slot is (ext4: two extents of 12 bytes,
+in leaves that are at worst half full)."""
+
+
+class Place(NamedTuple):
+    """Where a page is. Places sort in the order in which they lie on disk."""
+
+    segment: int
+    slot: int
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in _NO_SPACE
+
+
+def segment_cost_bytes(geometry: Geometry) -> int:
+    """What a segment takes from the quota: the file, and what the file system keeps about it."""
+    return geometry.file_bytes + round_up(geometry.slots * _EXTENT_BYTES_PER_SLOT)
+
+
+class SlotSpace:
+    """Segments and free slots of one store. Safe between threads."""
+
+    def __init__(
+        self, directory: StoreDirectory, page_bytes: int, quota_bytes: int, segment_bytes: int
+    ) -> None:
+        self.quota_bytes = quota_bytes
+        self.page_bytes = page_bytes
+        self.segments: dict[int, Segment] = {}
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._growing = threading.Lock()
+        self._free: list[Place] = []
+        self._costs: dict[int, int] = {}
+        self._foreign: dict[int, tuple[Path, int]] = {}
+        self._last_number = 0
+        self._grow_after = 0.0
+        self._geometry = self._plan_segment(segment_bytes)
+        for number, path in segment_files(directory.path).items():
+            self._last_number = number
+            self._adopt(number, path)
+
+    @property
+    def used_bytes(self) -> int:
+        """Everything the directory takes on disk, overhead included."""
+        with self._lock:
+            return self._used_bytes()
+
+    @property
+    def foreign_files(self) -> int:
+        return len(self._foreign)
+
+    # ---- slots
+    def give(self, places: list[Place]) -> None:
+        """Slots whose headers were cleared are free; those of forgotten segments are not."""
+        with self._lock:
+            for place in places:
+                if place.segment in self.segments:
+                    heapq.heappush(self._free, place)
+
+    def take(self, count: int) -> list[Place]:
+        """Up to `count` free slots, lowest first, so that neighbours stay together."""
+        with self._lock:
+            return [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
+
+    def grow(self) -> bool:
+        """Whether there are more free slots now, by a new segment. Raises `OSError` for trouble.
+
+        A full disk is no trouble but a smaller quota: False, and no new attempt for five seconds.
+        """
+        with self._growing:
+            with self._lock:
+                if self._free:
+                    return True
+                number = self._last_number + 1
+                geometry = self._affordable()
+            if geometry.slots < 1 or time.monotonic() < self._grow_after:
+                return False
+            smallest_slots = max(1, self._geometry.slots // _SMALLEST_SHARE) if self.segments else 1
+            slots = geometry.slots
+            while slots >= min(smallest_slots, geometry.slots):
+                fitting = Geometry(self.page_bytes, slots)
+                try:
+                    segment = Segment.create(self._directory.segment_path(number), fitting)
+                except OSError as error:
+                    if not is_disk_full(error):
+                        raise
+                    slots //= 2
+                    continue
+                self._take_in(number, segment, segment_cost_bytes(fitting))
+                self.give([Place(number, slot) for slot in range(slots)])
+                return True
+            self._grow_after = time.monotonic() + _GROW_AGAIN_SECONDS
+            _log.warning(
+                "the disk of %s is full: the store stays at %d bytes (its quota is %d)",
+                self._directory.path,
+                self.used_bytes,
+                self.quota_bytes,
+            )
+            return False
+
+    # ---- segments
+    def forget(self, number: int) -> None:
+        """The segment's file is gone, or goes now: its slots are no longer anybody's."""
+        with self._lock:
+            segment = self.segments.pop(number, None)
+            if segment is None:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                segment.path.unlink()
+            del self._costs[number]
+            self._free = [place for place in self._free if place.segment != number]
+            heapq.heapify(self._free)
+
+    def remove_foreign(self) -> int:
+        """Remove all files that this store cannot read; returns how many bytes they took."""
+        with self._lock:
+            freed_bytes = sum(cost_bytes for _, cost_bytes in self._foreign.values())
+            for number in list(self._foreign):
+                self._remove_foreign(number)
+        return freed_bytes
+
+    def excess_bytes(self) -> int:
+        """By how much a lowered quota is exceeded, foreign files having been removed for it."""
+        with self._lock:
+            for number in list(self._foreign):
+                if not self.quota_bytes or self._used_bytes() <= self.quota_bytes:
+                    break
+                self._remove_foreign(number)
+            if not self.quota_bytes:
+                return 0
+            return max(0, self._used_bytes() - self.quota_bytes)
+
+    def cost_bytes(self, number: int) -> int:
+        return self._costs[number]
+
+    def close(self) -> None:
+        for segment in self.segments.values():
+            segment.close()
+
+    # ---- how
+    def _plan_segment(self, segment_bytes: int) -> Geometry:
+        """The usual segment: an even share of the quota, so that the last one is no scrap."""
+        if self.quota_bytes:
+            room_bytes = self.quota_bytes - DIRECTORY_OVERHEAD_BYTES
+            least_bytes = segment_cost_bytes(Geometry(self.page_bytes, 1))
+            if room_bytes < least_bytes:
+                raise ConfigError(
+                    f"a storage quota of {self.quota_bytes} bytes cannot hold one page of "
+                    f"{self.page_bytes} bytes with its overhead; the least is "
+                    f"{least_bytes + DIRECTORY_OVERHEAD_BYTES} bytes, or 0 for no limit"
+                )
+            segment_bytes = room_bytes // -(-room_bytes // segment_bytes)
+        geometry = _affordable(self.page_bytes, segment_bytes)
+        return geometry if geometry.slots else Geometry(self.page_bytes, 1)
+
+    def _affordable(self) -> Geometry:
+        """The segment that the quota has room for now, foreign files making way for it."""
+        if not self.quota_bytes:
+            return self._geometry
+        while True:
+            room_bytes = self.quota_bytes - self._used_bytes()
+            if room_bytes >= segment_cost_bytes(self._geometry):
+                return self._geometry
+            if not self._foreign:
+                return _affordable(self.page_bytes, room_bytes)
+            self._remove_foreign(next(iter(self._foreign)))
+
+    def _adopt(self, number: int, path: Path) -> None:
+        try:
+            segment = Segment.open(path, writable=True)
+        except (UnreadableSegment, OSError) as error:
+            reason = str(error)
+        else:
+            if segment.geometry.page_bytes == self.page_bytes:
+                path.chmod(0o600)
+                extent_bytes = segment_cost_bytes(segment.geometry) - segment.geometry.file_bytes
+                self._take_in(number, segment, segment.file_bytes + extent_bytes)
+                return
+            reason = f"its pages have {segment.geometry.page_bytes} bytes, not {self.page_bytes}"
+            segment.close()
+        _log.info("%s is kept while there is room, and not read: %s", path, reason)
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            self._foreign[number] = (path, max(status.st_size, status.st_blocks * 512))
+
+    def _take_in(self, number: int, segment: Segment, cost_bytes: int) -> None:
+        if segment.direct_io_refusal is not None and not any(
+            other.direct_io_refusal for other in self.segments.values()
+        ):
+            _log.warning(
+                "%s: no direct I/O here (%s); pages go through the page cache, which costs memory "
+                "and, on most disks, speed",
+                self._directory.path,
+                segment.direct_io_refusal,
+            )
+        with self._lock:
+            self.segments[number] = segment
+            self._costs[number] = cost_bytes
+            self._last_number = max(self._last_number, number)
+
+    def _remove_foreign(self, number: int) -> None:
+        path, _ = self._foreign.pop(number)
+        _log.info("%s is removed: its space is needed", path)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+    def _used_bytes(self) -> int:
+        foreign_bytes = sum(cost_bytes for _, cost_bytes in self._foreign.values())
+        return DIRECTORY_OVERHEAD_BYTES + sum(self._costs.values()) + foreign_bytes
+
+
+def _affordable(page_bytes: int, room_bytes: int) -> Geometry:
+    """The largest segment that costs at most `room_bytes`; it may have no slot at all."""
+    geometry = Geometry.fitting(page_bytes, room_bytes)
+    while geometry.slots and segment_cost_bytes(geometry) > room_bytes:
+        over_bytes = segment_cost_bytes(geometry) - room_bytes
+        slots = geometry.slots - max(1, over_bytes // (geometry.slot_bytes + ALIGN_BYTES))
+        geometry = Geometry(page_bytes, max(0, slots))
+    return geometry
