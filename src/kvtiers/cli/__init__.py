@@ -40,6 +40,8 @@ COMMANDS = (
     Command("demo", "demo", "Run a real model through all three tiers and check it.", "serve"),
     Command("serve", "serve", "Serve a model over an OpenAI-compatible API.", "serve"),
     Command("top", "top", "Watch a running server: tiers, hits, rates, losses.", "serve"),
+    Command("curve", "curve", "Hit ratio against capacity, for every capacity at once."),
+    Command("synth", "synth", "Write a made-up trace of chats, agents and retrieval."),
 )
 
 

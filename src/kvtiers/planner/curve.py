@@ -146,12 +146,13 @@ def tier_shares(
     return shares
 
 
-def default_capacities(curve: HitCurve) -> list[float]:
-    """1, 2, 5, 10, ... blocks: from where the curve begins to rise to where it ends, then `inf`."""
-    first = curve.capacity_for(0.02 * curve.ceiling) or 1
+def default_capacities(curve: HitCurve, units_per_block: float) -> list[float]:
+    """1, 2, 5, 10, ... of a unit: from where the curve begins to rise to where it ends; `inf`."""
+    first = (curve.capacity_for(0.02 * curve.ceiling) or 1) * units_per_block
+    last = curve.saturated_at_blocks * units_per_block
     steps: list[float] = []
-    scale = 10.0 ** math.floor(math.log10(max(1, first)))
-    while scale <= curve.saturated_at_blocks:
-        steps += [scale * factor for factor in (1, 2, 5)]
-        scale *= 10
-    return [s for s in steps if first <= s <= curve.saturated_at_blocks] + [math.inf]
+    exponent = math.floor(math.log10(first))
+    while 10.0**exponent <= last:
+        steps += [factor * 10.0**exponent for factor in (1, 2, 5)]
+        exponent += 1
+    return [step for step in steps if first <= step <= last] + [math.inf]

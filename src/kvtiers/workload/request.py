@@ -137,6 +137,8 @@ def as_block_ids(value: Any, name: str) -> BlockIds:
         return np.empty(0, np.int64)
     try:
         ids = np.array(value)
+        if ids.dtype.kind not in "iu" and all(type(i) is int and i >= 0 for i in value):
+            ids = np.array(value, np.uint64)  # beyond int64, which numpy does not choose by itself
     except (OverflowError, ValueError):
         ids = np.empty(0)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

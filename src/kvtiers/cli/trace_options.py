@@ -1,0 +1,150 @@
+"""What every command that reads a trace lets its user say about it, and the table of a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvtiers.errors import ConfigError, ModelError
+from kvtiers.planner.models import model_shape
+from kvtiers.workload import OnError, TraceOptions, TraceReader, open_trace
+from kvtiers.workload.chatlog import Message, TokenizeMessages
+
+_PANEL = "The trace"
+
+TraceArgument = Annotated[
+    Path, typer.Argument(help="A trace: JSON lines, plain, .gz or .zst.", show_default=False)
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format", help="auto, mooncake, qwen, recorded or chat.", rich_help_panel=_PANEL
+    ),
+]
+BlockTokensOption = Annotated[
+    int | None,
+    typer.Option(help="Tokens per block id, where not the format's own.", rich_help_panel=_PANEL),
+]
+TimeUnitOption = Annotated[
+    str | None,
+    typer.Option(help="s or ms, where not the format's own.", rich_help_panel=_PANEL),
+]
+LocalIdsOption = Annotated[
+    bool,
+    typer.Option(
+        "--local-ids", help="Ids are unique within a chat_id only.", rich_help_panel=_PANEL
+    ),
+]
+WholeBlocksOption = Annotated[
+    bool,
+    typer.Option(
+        "--whole-blocks-only",
+        help="The last, partial block of a prompt has no id.",
+        rich_help_panel=_PANEL,
+    ),
+]
+OnErrorOption = Annotated[
+    OnError,
+    typer.Option(help="At a record that cannot be used.", rich_help_panel=_PANEL),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory of a tokenizer, for chat logs.", rich_help_panel=_PANEL),
+]
+IntervalOption = Annotated[
+    float | None,
+    typer.Option(
+        "--interval",
+        help="Seconds between requests of a log without times.",
+        rich_help_panel=_PANEL,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A model of the table, or the path of its config.json."),
+]
+KvBytesOption = Annotated[
+    int | None,
+    typer.Option(help="Bytes of KV per token, where no --model says it.", min=1),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def open_with_options(
+    path: Path,
+    format_name: str,
+    block_tokens: int | None,
+    time_unit: str | None,
+    local_ids: bool,
+    whole_blocks_only: bool,
+    on_error: OnError,
+    tokenizer: Path | None,
+    interval_seconds: float | None,
+) -> TraceReader:
+    """The reader that the options ask for."""
+    return open_trace(
+        path,
+        TraceOptions(
+            format=format_name,
+            block_tokens=block_tokens,
+            time_unit=time_unit,
+            local_ids=local_ids,
+            whole_blocks_only=whole_blocks_only,
+            on_error=on_error,
+            tokenize=_tokenizer(tokenizer) if tokenizer is not None else None,
+            interval_seconds=interval_seconds,
+        ),
+    )
+
+
+def print_skipped(reader: TraceReader) -> None:
+    """Say on stderr what the reader left out; nothing when it left out nothing."""
+    report = reader.report
+    if not report.skipped_requests:
+        return
+    typer.echo(f"{reader.path}: {report.summary()}", err=True)
+    for example in report.examples:
+        typer.echo(f"  {example}", err=True)
+    if report.skipped_requests > len(report.examples):
+        typer.echo(f"  ... {report.skipped_requests - len(report.examples):,} more", err=True)
+
+
+def kv_bytes_of(model: str | None, kv_bytes_per_token: int | None) -> int | None:
+    """Bytes of KV per token as the options say it; None when they do not."""
+    if model is not None and kv_bytes_per_token is not None:
+        raise ConfigError("--model and --kv-bytes-per-token contradict each other; give one")
+    return model_shape(model).kv_bytes_per_token if model is not None else kv_bytes_per_token
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Right-aligned columns, the first one left-aligned."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    for row in (header, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _tokenizer(directory: Path) -> TokenizeMessages:
+    from transformers import AutoTokenizer  # a chat log is the only trace that needs it
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{directory}: holds no tokenizer: {error}") from error
+
+    def tokenize(messages: Sequence[Message]) -> Any:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+
+    return tokenize
