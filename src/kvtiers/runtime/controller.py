@@ -129,6 +129,10 @@ class CacheController:
             timeout_seconds = min(timeout_seconds, max(0.0, deadline - self._clock()))
         self._news.wait(timeout_seconds)
 
+    def wake(self) -> None:
+        """End a `wait` under way; the one method that other threads may call."""
+        self._news.set()
+
     def wait_layer(self, op_ids: Sequence[int], layer: int, timeout_seconds: float) -> bool:
         """Block until layer `layer` of these load-backs has arrived; False: do not use the result.
 
