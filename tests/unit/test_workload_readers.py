@@ -215,9 +215,8 @@ def test_impossible_options_are_refused(file: Callable[..., Path], options: dict
 
 def test_gzip_is_told_by_its_content_and_a_truncated_one_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "trace.any"
-    packed = gzip.compress(
-        "\n".join(json.dumps(mooncake(timestamp=10 * i)) for i in range(2_000)).encode()
-    )
+    lines = [json.dumps(mooncake(timestamp=10 * i, hash_ids=[i, i * i + 7])) for i in range(2_000)]
+    packed = gzip.compress("\n".join(lines).encode())
     path.write_bytes(packed)
     assert len(read(path)) == 2_000
     path.write_bytes(packed[: len(packed) // 2])

@@ -144,7 +144,10 @@ def _tokenizer(directory: Path) -> TokenizeMessages:
 
     def tokenize(messages: Sequence[Message]) -> Any:
         return tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            [dict(message) for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
         )
 
     return tokenize

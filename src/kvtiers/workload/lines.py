@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from kvtiers.errors import ConfigError, TraceError
 from kvtiers.workload.request import TraceProblem
@@ -90,7 +90,8 @@ def _open(path: Path) -> IO[bytes]:
         with path.open("rb") as probe:
             magic = probe.read(4)
         if magic.startswith(_GZIP):
-            return io.BufferedReader(gzip.GzipFile(path, "rb"), 1 << 20)
+            # unbuffered on top: what was decompressed before a fault must reach the reader
+            return cast(IO[bytes], gzip.open(path, "rb"))
         if magic == _ZSTD:
             reader = (
                 _zstandard(path)
