@@ -61,7 +61,15 @@ _READ, _WRITE = StorageOp.READ, StorageOp.WRITE
 class _Lease:
     """What an open lease holds and has booked, to be compared with what its end says."""
 
-    __slots__ = ("attempt", "book", "booked", "computed_tokens", "hit_tokens", "private_pages")
+    __slots__ = (
+        "attempt",
+        "book",
+        "booked",
+        "computed_tokens",
+        "hit_tokens",
+        "private_pages",
+        "prompt_tokens",
+    )
 
     attempt: Attempt
     book: AttemptBook
@@ -69,6 +77,7 @@ class _Lease:
     computed_tokens: int
     hit_tokens: int
     private_pages: int
+    prompt_tokens: int
 
 
 class Ledger:
@@ -148,7 +157,7 @@ class Ledger:
     # ---- requests and slots
 
     def _admitted(self, fact: FactTuple) -> None:
-        _, lease_id, attempt, _prompt_tokens, joined_tokens, private_pages = fact
+        _, lease_id, attempt, prompt_tokens, joined_tokens, private_pages = fact
         if lease_id in self._leases:
             self._contradiction(fact)
         book = self.attempts[attempt]
@@ -163,6 +172,7 @@ class Ledger:
         lease.attempt = attempt
         lease.book = book
         lease.booked = False
+        lease.prompt_tokens = prompt_tokens
         lease.private_pages = private_pages
         lease.hit_tokens = lease.computed_tokens = 0
 
@@ -180,6 +190,7 @@ class Ledger:
 
     def _booked(self, fact: FactTuple) -> None:
         _, lease_id, attempt, split = fact
+        device_hit, host_hit, storage_hit, computed, missed = split
         lease = self._leases.get(lease_id)
         if lease is None or lease.booked or lease.attempt is not attempt:
             self._contradiction(fact)
@@ -187,15 +198,15 @@ class Ledger:
         else:
             book = lease.book
             lease.booked = True
-            lease.hit_tokens = split.device_hit + split.host_hit + split.storage_hit
+            lease.hit_tokens = device_hit + host_hit + storage_hit
         book.booked += 1
         book.open -= 1
-        book.device_hit_tokens += split.device_hit
-        book.host_hit_tokens += split.host_hit
-        book.storage_hit_tokens += split.storage_hit
-        book.computed_tokens += split.computed
+        book.device_hit_tokens += device_hit
+        book.host_hit_tokens += host_hit
+        book.storage_hit_tokens += storage_hit
+        book.computed_tokens += computed
         missed_tokens = book.missed_tokens
-        for reason, tokens in split.missed:
+        for reason, tokens in missed:
             missed_tokens[reason] += tokens
 
     def _computed(self, fact: FactTuple) -> None:
@@ -234,6 +245,8 @@ class Ledger:
         if lease is None or lease.attempt is not attempt or lease.booked is not booked:
             self._contradiction(fact)
             return
+        if lease.prompt_tokens != prompt_tokens:
+            self._contradiction(fact)
         book = lease.book
         # What the lease held is taken off as the ledger saw it: a slot that its end forgot stays
         # private in the tier and shows as `device_private`.
