@@ -11,6 +11,9 @@ import typer
 
 from kvtiers.types import PrefetchPolicy, Retention, StoreOn, WritePolicy
 
+CAPTURE_MIB = 1024
+"""Logits kept with --debug-hooks, until they are fetched."""
+
 _TIERS, _POLICIES, _LIMITS, _HTTP = "Tiers", "Policies", "Limits", "HTTP"
 
 
@@ -34,6 +37,14 @@ def serve(
     host_gib: Annotated[
         float, _option("--host-gib", "HOST_GIB", "KV memory on the host; 0: no tier.", _TIERS)
     ] = 1.0,
+    device_pages: Annotated[
+        int | None,
+        _option("--device-pages", "DEVICE_PAGES", "Instead of --device-gib, in pages.", _TIERS),
+    ] = None,
+    host_pages: Annotated[
+        int | None,
+        _option("--host-pages", "HOST_PAGES", "Instead of --host-gib, in pages.", _TIERS),
+    ] = None,
     storage: Annotated[
         Path | None, _option("--storage", "STORAGE", "Directory of the storage tier.", _TIERS)
     ] = None,
@@ -184,7 +195,9 @@ def serve(
         models_dir=models_dir,
         page_tokens=page_tokens,
         device_gib=device_gib,
+        device_pages=device_pages,
         host_gib=host_gib,
+        host_pages=host_pages,
         storage_dir=storage,
         storage_gib=storage_gib,
         write_policy=write_policy,
@@ -203,8 +216,5 @@ def serve(
     )
     from kvtiers.server.launch import launch
 
-    if not launch(config, settings, print):
+    if not launch(config, settings, lambda line: print(line, flush=True)):
         raise typer.Exit(1)
-
-
-CAPTURE_MIB = 1024

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -35,4 +36,30 @@ def debug_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRout
             headers={"x-output-ids": ",".join(map(str, capture.output_ids))},
         )
 
+    @router.post("/corrupt-host-page")
+    def post_corrupt_host_page() -> dict[str, int]:
+        """Overwrite one page that only the host holds: whoever is served from it gets it wrong."""
+        damaged = context.engine.call_in_loop(_corrupt_host_page).result()
+        if damaged is None:
+            raise ApiError(409, "no page is on host alone", code="nothing_to_damage")
+        return damaged
+
     return router
+
+
+def _corrupt_host_page(parts: Any) -> dict[str, int] | None:
+    """Zero the page nearest to a root that is on host and not on device, and at rest."""
+    runs = [
+        run
+        for run in parts.cache.state.tree.walk()
+        if max(run.device_pages, run.host_start) < run.host_end and not run.locks
+    ]
+    if not runs:
+        return None
+    run = min(runs, key=lambda r: (r.start + r.device_pages, r.stamp))
+    page = max(run.device_pages, run.host_start)
+    slot = int(run.host_slots[page - run.host_start])
+    memory = np.frombuffer(parts.pools.host.page(slot), np.uint8)
+    changed_bytes = int(np.count_nonzero(memory))
+    memory[:] = 0
+    return {"host_slot": slot, "page_of_path": run.start + page, "changed_bytes": changed_bytes}

@@ -81,8 +81,8 @@ class Generation:
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Events in order of arrival until every choice has finished.
 
-        Raises `ApiError` when a sequence was refused (400) or failed (500), `ClientGoneError` when the
-        client has disconnected.
+        Raises `ApiError` when a sequence was refused (400) or failed (500), `ClientGoneError`
+        when the client has disconnected.
         """
         owner = [p for p, request in enumerate(self._requests) for _ in range(request.n)]
         while self._running:

@@ -1,0 +1,98 @@
+"""What `kvtiers top` shows: one look at a running server, and the rates between two looks.
+
+Reads GET /cache/state over HTTP; knows neither terminal nor loop.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from kvtiers.errors import KvtiersError
+
+HIT_MODES = ("device_hit", "host_hit", "storage_hit")
+
+
+class WatchError(KvtiersError, RuntimeError):
+    """The server does not answer, or not as a kvtiers server does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The server's state (as GET /cache/state gives it) and when it was taken, monotonic."""
+
+    state: dict[str, Any]
+    taken_at: float
+
+
+class Watcher:
+    """Looks at one server. `admin_key` is needed where the server has one."""
+
+    def __init__(self, url: str, admin_key: str | None, timeout_seconds: float = 5.0) -> None:
+        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_seconds)
+
+    def look(self) -> Look:
+        """One look. Raises `WatchError` with the way out."""
+        try:
+            response = self._http.get("/cache/state")
+        except httpx.HTTPError as error:
+            raise WatchError(f"no answer from {self.url}: {error}; is the server up?") from None
+        if response.status_code in (401, 403):
+            raise WatchError(f"{self.url} wants another key; pass --admin-key")
+        if response.status_code != 200:
+            raise WatchError(f"{self.url}/cache/state answered {response.status_code}")
+        return Look(response.json(), time.monotonic())
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What changed per second between two looks; bandwidth is bytes per second of copying."""
+
+    seconds: float
+    prefill_tokens: dict[str, float]
+    copy_bytes: dict[str, float]
+    copy_bandwidth: dict[str, float | None]
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Hits over all prompt tokens of the interval; None when there were none."""
+        return ratio_of(self.prefill_tokens)
+
+
+def ratio_of(prefill_tokens: dict[str, float]) -> float | None:
+    """Hits over all prompt tokens."""
+    total = sum(prefill_tokens.values())
+    return sum(prefill_tokens[mode] for mode in HIT_MODES) / total if total else None
+
+
+def rates_between(earlier: Look, later: Look) -> Rates:
+    """Rates of the interval. A restart in between (counters fell) counts from zero."""
+    before, after = earlier.state, later.state
+    if after["uptime_seconds"] < before["uptime_seconds"]:
+        before = None
+    seconds = max(later.taken_at - earlier.taken_at, 1e-9)
+
+    def per_second(now: float, then: float) -> float:
+        return (now - then) / seconds
+
+    prefill = {
+        mode: per_second(n, before["prefill_tokens"][mode] if before else 0)
+        for mode, n in after["prefill_tokens"].items()
+    }
+    copied: dict[str, float] = {}
+    bandwidth: dict[str, float | None] = {}
+    for purpose, copy in after["copies"].items():
+        then = before["copies"][purpose] if before else {"ok_bytes": 0, "busy_seconds": 0.0}
+        num_bytes = copy["ok_bytes"] - then["ok_bytes"]
+        busy = copy["busy_seconds"] - then["busy_seconds"]
+        copied[purpose] = num_bytes / seconds
+        bandwidth[purpose] = num_bytes / busy if busy > 0 else None
+    return Rates(seconds, prefill, copied, bandwidth)
