@@ -1,0 +1,100 @@
+"""A host tier is sized against what the machine and its control groups really have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtiers.errors import ConfigError
+from kvtiers.transfer.host_memory import GIB, RESERVE_BYTES, available_host_bytes, host_slots
+from kvtiers.types import PoolSpec
+
+KV = PoolSpec("kv", 1 << 20)
+DRAFT = PoolSpec("draft", 1 << 20, follows="kv")
+MAMBA = PoolSpec("mamba", 1 << 20)
+
+
+def write(root: Path, path: str, text: str) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    write(tmp_path, "proc/meminfo", "MemTotal: 64000000 kB\nMemAvailable: 33554432 kB\n")
+    return tmp_path
+
+
+def test_without_control_groups_the_machine_says_what_is_available(machine: Path) -> None:
+    assert available_host_bytes(machine) == 32 * GIB
+
+
+def test_a_version_2_group_bounds_it_and_page_cache_counts_as_free(machine: Path) -> None:
+    write(machine, "proc/self/cgroup", "0::/app.slice/server\n")
+    group = "sys/fs/cgroup/app.slice/server"
+    write(machine, f"{group}/memory.max", str(8 * GIB))
+    write(machine, f"{group}/memory.current", str(5 * GIB))
+    write(machine, f"{group}/memory.stat", f"anon 1\ninactive_file {2 * GIB}\n")
+    assert available_host_bytes(machine) == 5 * GIB
+
+
+def test_the_tightest_ancestor_decides(machine: Path) -> None:
+    write(machine, "proc/self/cgroup", "0::/pod/server\n")
+    for group, limit in (("pod", str(6 * GIB)), ("pod/server", "max")):
+        write(machine, f"sys/fs/cgroup/{group}/memory.max", limit)
+        write(machine, f"sys/fs/cgroup/{group}/memory.current", str(2 * GIB))
+        write(machine, f"sys/fs/cgroup/{group}/memory.stat", "inactive_file 0\n")
+    assert available_host_bytes(machine) == 4 * GIB
+
+
+def test_a_group_seen_at_the_mount_point_of_its_container_counts(machine: Path) -> None:
+    write(machine, "proc/self/cgroup", "0::/on/the/host/only\n")
+    write(machine, "sys/fs/cgroup/memory.max", str(3 * GIB))
+    write(machine, "sys/fs/cgroup/memory.current", str(GIB))
+    write(machine, "sys/fs/cgroup/memory.stat", "inactive_file 0\n")
+    assert available_host_bytes(machine) == 2 * GIB
+
+
+def test_a_version_1_group_bounds_it(machine: Path) -> None:
+    write(machine, "proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/abc\n")
+    group = "sys/fs/cgroup/memory/docker/abc"
+    write(machine, f"{group}/memory.limit_in_bytes", str(2 * GIB))
+    write(machine, f"{group}/memory.usage_in_bytes", str(GIB))
+    write(machine, f"{group}/memory.stat", "total_inactive_file 0\n")
+    assert available_host_bytes(machine) == GIB
+
+
+def test_a_system_that_does_not_tell_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot tell how much host memory"):
+        available_host_bytes(tmp_path)
+
+
+def test_this_machine_tells() -> None:
+    assert available_host_bytes() > 0
+
+
+def test_slots_hold_kv_and_what_follows_it() -> None:
+    assert host_slots(100 << 20, [KV], available_bytes=GIB) == 100
+    assert host_slots(100 << 20, [KV, DRAFT, MAMBA], available_bytes=GIB) == 50
+
+
+def test_a_tier_that_does_not_fit_is_refused_with_asked_available_and_the_way_out() -> None:
+    with pytest.raises(ConfigError) as refused:
+        host_slots(4 * GIB, [KV], available_bytes=2 * GIB)
+    message = str(refused.value)
+    assert "4.00 GiB was asked for" in message
+    assert "2.00 GiB are available" in message
+    assert "at most 1.50 GiB" in message
+    assert host_slots(2 * GIB - RESERVE_BYTES, [KV], available_bytes=2 * GIB) == 1536
+
+
+def test_a_tier_smaller_than_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one page takes 1048576 bytes"):
+        host_slots(1000, [KV], available_bytes=GIB)
+
+
+def test_a_tier_without_an_anchor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no pool 'kv'"):
+        host_slots(GIB, [MAMBA], available_bytes=4 * GIB)
