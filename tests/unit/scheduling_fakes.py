@@ -238,14 +238,15 @@ class Bench:
         return request
 
     def run(self, steps_max: int = 10_000):
-        """Step until nothing is left; returns all outputs."""
+        """Step until nothing is left; returns all outputs. Time passes where nothing can run."""
         outputs = []
         for _ in range(steps_max):
             if not self.scheduler.has_work:
                 return outputs
+            batches = self.executor.batches
             outputs += self.scheduler.step()
-            if not self.executor.batches:
-                self.now += 0.001
+            if self.executor.batches == batches:
+                self.now = self.scheduler.idle_until() or self.now
         raise AssertionError(f"requests are still live after {steps_max} steps")
 
     def of(self, kind: Fact) -> list[tuple]:

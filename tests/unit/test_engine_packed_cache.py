@@ -6,94 +6,15 @@ within 1e-4 of the largest logit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtiers.engine.capture import LogitsCapture  # noqa: E402
-from kvtiers.engine.executor import TorchExecutor  # noqa: E402
-from kvtiers.engine.served_model import ServedModel  # noqa: E402
-from kvtiers.engine.pools import KvPools  # noqa: E402
-from kvtiers.scheduling.executor import Batch, Chunk, SamplingParams  # noqa: E402
-from kvtiers.testing.tiny_models import tiny_model  # noqa: E402
+from engine_bench import Bench, FakeLease, difference, tokens_of  # noqa: E402
 
-PAGE_TOKENS = 16
-GREEDY = SamplingParams(temperature=0)
 FULL_ATTENTION = ["llama", "qwen3", "qwen3_moe", "deepseek_v3"]
 ALL = [*FULL_ATTENTION, "mistral", "gpt_oss"]
-
-
-@dataclass
-class FakeLease:
-    """The parts of a lease that an executor reads."""
-
-    slots: list[int]
-    shared_tokens: int = 0
-    load_ops: tuple[int, ...] = ()
-
-    def block_table(self) -> np.ndarray:
-        return np.array(self.slots, np.int32)
-
-
-@dataclass
-class Bench:
-    """A model with pools and an executor, beside the plain model it must agree with."""
-
-    name: str
-    plain: object = field(init=False)
-    capture: LogitsCapture = field(default_factory=lambda: LogitsCapture(1 << 28))
-    waited: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.plain = tiny_model(f"tiny-random-{self.name}")
-        served = ServedModel.of(tiny_model(f"tiny-random-{self.name}"))
-        self.model = served.model
-        self.pools = KvPools(served.layout, PAGE_TOKENS, device_pages=64, host_pages=0)
-        self.executor = TorchExecutor(
-            self.model, self.pools, wait_layer=self._wait, capture=self.capture
-        )
-        self.arrives = True
-
-    def _wait(self, op_ids: object, layer: int, timeout_seconds: float) -> bool:
-        self.waited.append((tuple(op_ids), layer))
-        return self.arrives
-
-    def chunk(self, tokens, lease, start=0, end=None, request_id=1, sample=True, **kwargs) -> Chunk:
-        end = len(tokens) if end is None else end
-        self.capture.want(request_id)
-        return Chunk(
-            request_id,
-            lease,
-            np.asarray(tokens, "<i4").tobytes(),
-            start,
-            end - start,
-            sample,
-            kwargs.pop("params", GREEDY),
-            kwargs.pop("output_index", 0),
-        )
-
-    def run(self, *chunks, load_ops=()) -> tuple[object, dict[int, np.ndarray]]:
-        result = self.executor.run(Batch(tuple(chunks), load_ops))
-        logits = {c.request_id: self.capture.take(c.request_id) for c in chunks}
-        return result, logits
-
-    def expected(self, tokens) -> np.ndarray:
-        """Plain logits of the last position."""
-        with torch.inference_mode():
-            ids = torch.tensor([tokens])
-            return self.plain(ids, use_cache=False).logits[0, -1].numpy()
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, 260, count).tolist()
-
-
-def difference(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference, as a share of the largest logit."""
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 @pytest.fixture(params=ALL)

@@ -67,21 +67,39 @@ def test_at_most_one_request_is_retracted_in_a_step():
         assert len(bench.of(Fact.RETRACTED)) - before <= 1
 
 
-def test_the_last_one_waits_in_place_while_others_can_go_on():
-    bench, requests = crowded(5, 2, max_tokens=10)
+def test_a_short_request_waits_in_place_before_another_is_retracted():
+    bench, requests = crowded(6, 2, max_tokens=12, step_seconds=0.004, retry_seconds=0.01)
     bench.scheduler.step()
-    bench.cache.extend_refusals = 0
-    while not bench.of(Fact.RETRACTED) and bench.scheduler.has_work:
-        bench.scheduler.step()
+    bench.cache.extend_refusals = 2
+    bench.scheduler.step()
+    bench.scheduler.step()
+    assert not bench.of(Fact.RETRACTED)
     bench.run()
-    assert all(r.output == fake_answer(r.prompt, 10) for r in requests)
+    assert all(r.output == fake_answer(r.prompt, 12) for r in requests)
+
+
+def test_the_last_one_waits_in_place_while_others_can_go_on():
+    bench = Bench(step_seconds=0.02)
+    first, last = bench.request(4, max_tokens=3), bench.request(4, max_tokens=6)
+    bench.scheduler.step()
+    extend, bench.cache.extend = (
+        bench.cache.extend,
+        lambda lease, tokens, now: lease.request_id == 1 and extend(lease, tokens, now),
+    )
+    while not first.ended:
+        bench.scheduler.step()
+    assert not bench.of(Fact.RETRACTED)
+    bench.cache.extend = extend
+    bench.run()
+    assert not bench.of(Fact.RETRACTED)
+    assert last.output == fake_answer(last.prompt, 6)
 
 
 def test_a_request_that_is_alone_and_finds_no_room_tries_its_admission_again():
     bench = Bench(ScriptedCache(device_pages=10))
     request = bench.request(4, max_tokens=6)
     bench.scheduler.step()
-    bench.cache.extend_refusals = 1
+    bench.cache.extend_refusals = 2
     bench.run()
     assert len(bench.of(Fact.RETRACTED)) == 1
     assert request.output == fake_answer(request.prompt, 6)

@@ -75,6 +75,8 @@ class TorchExecutor:
         self._model = model
         self._pools = pools
         self._capture = capture
+        self.passes = 0
+        """Forward passes begun so far."""
         self._gate = LoadGate(wait_layer or _nothing_loads, load_timeout_seconds)
         layers = model.config.get_text_config().num_hidden_layers
         self._cache = PagedCache(layers, pools.planes, self._gate)
@@ -128,6 +130,7 @@ class TorchExecutor:
         self, chunks: Sequence[Chunk], load_ops: tuple[int, ...]
     ) -> list[TokenResult | str | None]:
         """One pass: per chunk its token, None where none was wanted, or why it failed."""
+        self.passes += 1
         packed = pack(chunks, self._pools.page_tokens, self._model.device, load_ops)
         self._cache.begin(packed)
         rows = torch.tensor([end - 1 for end in packed.ends], device=self._model.device)

@@ -1,0 +1,222 @@
+"""The parts of a running engine, wired together from one configuration.
+
+Owns the wiring: which part is given which, and the order in which they are opened and closed.
+Everything in here is touched by the engine's thread alone once it runs; other threads come in
+through `LLMEngine.call_in_loop`. Must not know requests or clients.
+
+    scheduler ──> cache ──orders──> controller ──> transfer  (device <-> host)
+        │           │                   │      └─> storage   (host <-> storage)
+        │           └──facts──┐         │
+        └──batches──> executor └──> ledger <──facts
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvtiers.core.cache import UnifiedRadixCache
+from kvtiers.engine.capture import LogitsCapture
+from kvtiers.engine.config import GIB, EngineConfig
+from kvtiers.engine.executor import TorchExecutor
+from kvtiers.engine.pools import KvPools
+from kvtiers.engine.served_model import ServedModel
+from kvtiers.errors import ConfigError, StorageError
+from kvtiers.metrics.gauges import Gauges
+from kvtiers.metrics.ledger import Ledger
+from kvtiers.runtime.controller import CacheController
+from kvtiers.runtime.flights import Deadlines
+from kvtiers.runtime.storage_worker import StorageWorker
+from kvtiers.scheduling.config import SchedulerConfig
+from kvtiers.scheduling.scheduler import Scheduler
+from kvtiers.storage.file import FileStore
+from kvtiers.storage.port import PageStore, StoreStats
+from kvtiers.transfer.cpu import CpuTransfer
+from kvtiers.types import CacheConfig
+
+log = logging.getLogger(__name__)
+
+BACKEND = "file"
+"""Name of the store in `storage_errors_total{backend}` and the like."""
+
+
+@dataclass(slots=True)
+class EngineParts:
+    """What `call_in_loop` hands to its function."""
+
+    config: EngineConfig
+    model: ServedModel
+    pools: KvPools
+    cache: UnifiedRadixCache
+    ledger: Ledger
+    controller: CacheController
+    scheduler: Scheduler
+    executor: TorchExecutor
+    capture: LogitsCapture | None
+    clock: Callable[[], float]
+    store: PageStore | None = field(default=None)
+
+    # ------------------------------------------------------------------ what operators ask
+
+    @property
+    def running_requests(self) -> int:
+        return self.scheduler.running
+
+    @property
+    def waiting_requests(self) -> int:
+        return self.scheduler.waiting
+
+    @property
+    def store_name(self) -> str | None:
+        """The backend that is attached; None without storage."""
+        return None if self.store is None else self.store.name
+
+    def store_stats(self) -> StoreStats | None:
+        return None if self.store is None else self.store.stats()
+
+    def look(self) -> Gauges:
+        """What no fact tells, for the metrics: sizes and ages of the live parts now."""
+        occupancy, stats = self.cache.occupancy(), self.store_stats()
+        return Gauges(
+            running_requests=self.running_requests,
+            queued_requests=self.waiting_requests,
+            oldest_transfer_age_seconds={
+                purpose: pending.oldest_seconds
+                for purpose, pending in self.controller.oldest_pending().items()
+                if pending.count
+            },
+            link_ceiling_bytes_per_second=self.controller.link_ceilings,
+            storage_used_bytes=stats.used_bytes if stats else 0,
+            storage_quota_bytes=stats.quota_bytes if stats else 0,
+        )
+
+    def audit(self) -> None:
+        """Recount the structure and compare with the books; a difference is logged, and stays
+        visible as `ledger_imbalance`."""
+        differences = self.ledger.audit(self.cache.recount())
+        if differences:
+            log.error("the books differ from a recount (booked - counted): %s", differences)
+
+    # ------------------------------------------------------------------ storage comes and goes
+
+    def attach_storage(self) -> None:
+        """Open the configured directory and use it. `StorageError` or `ConfigError` if it fails."""
+        if self.store is not None:
+            raise StorageError(f"storage is attached already ({self.config.storage_dir})")
+        store = open_store(self.config, self.pools)
+        self.controller.attach(storage_worker(store, self.config, self.pools))
+        self.store = store
+
+    def detach_storage(self) -> None:
+        """Stop using storage and release its directory."""
+        store = self.store
+        if store is None:
+            return
+        self.store = None
+        if self.controller.detach():
+            store.close()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Stop copying and release storage; False when a copy had not returned in that time."""
+        stopped = self.controller.close(timeout_seconds)
+        if self.store is not None and stopped:
+            self.store.close()
+            self.store = None
+        return stopped
+
+
+def assemble(
+    config: EngineConfig, model: ServedModel, eos_token_ids: tuple[int, ...]
+) -> EngineParts:
+    """Allocate the tiers, open storage, wire everything. Nothing runs yet.
+
+    Raises `ConfigError` for sizes that do not fit, `StorageError` for a directory in use.
+    """
+    layout = model.layout
+    device_pages, host_pages = config.tier_pages(layout.page_bytes(config.page_tokens))
+    try:
+        pools = KvPools(layout, config.page_tokens, device_pages, host_pages)
+    except (MemoryError, RuntimeError) as error:
+        page_bytes = layout.page_bytes(config.page_tokens)
+        raise ConfigError(
+            f"cannot allocate {device_pages} device and {host_pages} host pages of {page_bytes} "
+            f"bytes: {error}; lower --device-gib or --host-gib"
+        ) from error
+    cache = UnifiedRadixCache(
+        CacheConfig(
+            device_pages=device_pages,
+            host_pages=host_pages,
+            page_tokens=config.page_tokens,
+            pools=(pools.spec,),
+            storage=config.storage_dir is not None,
+            write_policy=config.write_policy,
+            retention=config.retention,
+            store_on=config.store_on,
+            eviction=config.eviction,
+            prefetch_policy=config.prefetch_policy,
+            prefetch_threshold_tokens=config.prefetch_threshold_tokens,
+            load_back_threshold_tokens=config.load_back_threshold_tokens,
+        )
+    )
+    ledger = Ledger(config.page_tokens, (pools.spec,), device_pages, host_pages, (BACKEND,))
+    clock = time.monotonic
+    store = open_store(config, pools) if config.storage_dir is not None else None
+    controller = CacheController(
+        cache,
+        ledger.fold,
+        CpuTransfer([pools.device], [pools.host]) if pools.host is not None else None,
+        storage_worker(store, config, pools) if store is not None else None,
+        deadlines=Deadlines(load_back=config.load_timeout_seconds),
+        clock=clock,
+    )
+    capture = LogitsCapture(config.capture_logits_mib << 20) if config.capture_logits_mib else None
+    executor = TorchExecutor(
+        model.model,
+        pools,
+        wait_layer=controller.wait_layer,
+        load_timeout_seconds=config.load_timeout_seconds,
+        capture=capture,
+    )
+    scheduler = Scheduler(
+        cache,
+        executor,
+        config=SchedulerConfig(
+            policy=config.schedule_policy,
+            max_running=config.max_running_requests,
+            max_step_tokens=config.max_batch_tokens,
+            max_prefill_tokens=config.max_batch_tokens,
+            eos_token_ids=frozenset(eos_token_ids),
+        ),
+        sink=ledger.fold,
+        pump=controller.pump,
+        clock=clock,
+    )
+    return EngineParts(
+        config, model, pools, cache, ledger, controller, scheduler, executor, capture, clock, store
+    )
+
+
+def open_store(config: EngineConfig, pools: KvPools) -> PageStore:
+    """The file store in the configured directory."""
+    if config.storage_dir is None:
+        raise ConfigError("no storage directory is configured; start with --storage DIR")
+    return FileStore(
+        Path(config.storage_dir),
+        page_bytes=pools.spec.bytes_per_slot,
+        quota_bytes=int(config.storage_gib * GIB),
+    )
+
+
+def storage_worker(store: PageStore, config: EngineConfig, pools: KvPools) -> StorageWorker:
+    """The threads around a store."""
+    if pools.host is None:
+        raise ConfigError("storage needs a host tier to pass through; raise --host-gib above 0")
+    return StorageWorker(
+        {"kv": store},
+        [pools.host],
+        page_tokens=config.page_tokens,
+        layout=f"{pools.layout.dtype}/page-first/{len(pools.layout.planes)}",
+    )
