@@ -24,8 +24,9 @@ A header (little-endian) is covered by its own checksum, and covers the page by 
     160  80  zero
     240  16  XXH3-128 of bytes [0, 240)
 
-An all-zero header is a free slot. A recency entry is a number and its complement, written when a
-store closes; it is a hint and nothing but the order of eviction depends on it.
+An all-zero header is a free slot. A recency entry is a number and a check of it, written when a
+store closes; it is a hint and nothing but the order of eviction depends on it. The superblock is
+magic, version, sizes and their checksum, in the same 56 bytes in every version to come.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _SUPERBLOCK = struct.Struct("<8sIIQQQ")
 _SUPERBLOCK_MAGIC = b"kvtsegm\0"
 _CHECKSUM_BYTES = 16
 _COVERED_BYTES = HEADER_BYTES - _CHECKSUM_BYTES
-_NO_PARENT = bytes(KEY_BYTES)
+_RECENCY_CHECK = np.uint64(0x9E3779B97F4A7C15)
 
 FREE_HEADER = bytes(HEADER_BYTES)
 
@@ -111,21 +112,25 @@ def pack_superblock(geometry: Geometry) -> bytes:
 
 
 class UnreadableSegment(Exception):
-    """A file that is no segment of this format: damaged, or written by another version."""
+    """A file that is no segment of this format: `damaged`, or written by another version."""
+
+    def __init__(self, why: str, *, damaged: bool) -> None:
+        super().__init__(why)
+        self.damaged = damaged
 
 
 def unpack_superblock(raw: bytes) -> Geometry:
     """Raises `UnreadableSegment`, saying why."""
     covered = raw[: _SUPERBLOCK.size]
     if len(raw) < _SUPERBLOCK.size + _CHECKSUM_BYTES or not raw.startswith(_SUPERBLOCK_MAGIC):
-        raise UnreadableSegment("it does not begin like a segment")
+        raise UnreadableSegment("it does not begin like a segment", damaged=True)
     _, version, header_bytes, page_bytes, slots, _ = _SUPERBLOCK.unpack(covered)
-    if version != FORMAT_VERSION:
-        raise UnreadableSegment(f"format {version} (this kvtiers reads format {FORMAT_VERSION})")
     if raw[_SUPERBLOCK.size : _SUPERBLOCK.size + _CHECKSUM_BYTES] != checksum(covered):
-        raise UnreadableSegment("the checksum of its superblock does not match")
-    if header_bytes != HEADER_BYTES or page_bytes < 1 or slots < 1:
-        raise UnreadableSegment("its superblock makes no sense")
+        raise UnreadableSegment("the checksum of its superblock does not match", damaged=True)
+    if version != FORMAT_VERSION or header_bytes != HEADER_BYTES:
+        raise UnreadableSegment(
+            f"it has format {version}; this kvtiers reads format {FORMAT_VERSION}", damaged=False
+        )
     return Geometry(page_bytes, slots)
 
 
@@ -197,12 +202,14 @@ def unpack_header_table(table: bytes) -> tuple[dict[int, PageHeader], list[int]]
 
 
 def pack_recency(used_at: npt.NDArray[np.uint64]) -> bytes:
-    return np.stack([used_at, ~used_at], axis=1).astype("<u8").tobytes()
+    return np.stack([used_at, ~(used_at * _RECENCY_CHECK)], axis=1).astype("<u8").tobytes()
 
 
 def unpack_recency(raw: bytes) -> npt.NDArray[np.uint64]:
-    """Ticks by slot; 0 where there is none, or where number and complement disagree."""
+    """Ticks by slot; 0 where there is none, or where the check does not match."""
     pairs = np.frombuffer(raw[: len(raw) // RECENCY_BYTES * RECENCY_BYTES], dtype="<u8")
     pairs = pairs.reshape(-1, 2).astype(np.uint64)
-    ticks: npt.NDArray[np.uint64] = np.where(pairs[:, 0] == ~pairs[:, 1], pairs[:, 0], 0)
+    ticks: npt.NDArray[np.uint64] = np.where(
+        pairs[:, 1] == ~(pairs[:, 0] * _RECENCY_CHECK), pairs[:, 0], 0
+    )
     return ticks

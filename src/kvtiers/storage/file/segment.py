@@ -87,7 +87,7 @@ class Segment:
             data_bytes = os.fstat(file.fileno()).st_size - geometry.data_offset
         slots = min(geometry.slots, data_bytes // geometry.slot_bytes)
         if slots < 1:
-            raise fmt.UnreadableSegment("it was truncated before its first page")
+            raise fmt.UnreadableSegment("it was truncated before its first page", damaged=True)
         return cls(path, geometry, slots, writable)
 
     def close(self) -> None:

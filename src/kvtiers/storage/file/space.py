@@ -66,6 +66,7 @@ class SlotSpace:
         self.quota_bytes = quota_bytes
         self.page_bytes = page_bytes
         self.segments: dict[int, Segment] = {}
+        self.damaged_segments = 0
         self._directory = directory
         self._lock = threading.Lock()
         self._growing = threading.Lock()
@@ -208,7 +209,10 @@ class SlotSpace:
     def _adopt(self, number: int, path: Path) -> None:
         try:
             segment = Segment.open(path, writable=True)
-        except (UnreadableSegment, OSError) as error:
+        except UnreadableSegment as error:
+            self.damaged_segments += error.damaged
+            reason = str(error)
+        except OSError as error:
             reason = str(error)
         else:
             if segment.geometry.page_bytes == self.page_bytes:

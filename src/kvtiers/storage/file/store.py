@@ -109,7 +109,8 @@ class FileStore:
         try:
             self._space = SlotSpace(self._directory, page_bytes, quota_bytes, segment_bytes)
             self._books = Books(budget, slot_bytes)
-            self._books.integrity_failures = recover(self._space, self._books.index)
+            damaged_headers = recover(self._space, self._books.index)
+            self._books.integrity_failures = damaged_headers + self._space.damaged_segments
             self._books.evicted_pages = shrink_to_quota(self._space, self._books.index)
         except BaseException as error:
             self._directory.release()
