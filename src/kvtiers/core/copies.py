@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from kvtiers.core.tree import Run
 
 
+_FAILED_LOADS_MAX = 4096
+
+
 class Copies:
     def __init__(self, state: CacheState, host: HostTier, stores: Stores) -> None:
         self._state = state
@@ -76,9 +79,7 @@ class Copies:
         bound = self.backup_room()
         got = min(missing, host.free, bound)
         if got < missing:
-            reason = (
-                DeclineReason.IN_FLIGHT_BOUND if bound == got else DeclineReason.HOST_CAPACITY
-            )
+            reason = DeclineReason.IN_FLIGHT_BOUND if bound == got else DeclineReason.HOST_CAPACITY
             state.facts.append((Fact.DECLINED, Purpose.BACKUP, reason, missing - got))
             if got <= 0:
                 return
@@ -88,14 +89,27 @@ class Copies:
         """Order a backup of pages `[first, end)` of one run, counted from the run's start."""
         self._order_backup(run, run.start + first, run.start + end, needs_head=False)
 
+    def clean(self, run: Run) -> None:
+        """Order a backup of what the run has on device only, as far as host has room for it."""
+        device = run.device_pages
+        first, end = 0, device
+        if run.host_end > run.host_start:
+            first = run.host_end if run.host_end < device else 0
+            end = device if first else run.host_start
+        if first >= end:
+            return
+        self._host.make_room(end - first, for_victim=run)
+        got = min(end - first, self._state.host.free, self.backup_room())
+        must_be_whole = end < device  # it comes before what is on host: no hole between them
+        if got > 0 and (got == end - first or not must_be_whole):
+            self.save(run, first, first + got)
+
     def _order_backup(self, run: Run, first_page: int, end_page: int, needs_head: bool) -> None:
         state = self._state
         while run.start >= end_page:
             run = run.parent
         target = state.host.take(end_page - first_page)
-        operation = Operation(
-            state.next_id(), Purpose.BACKUP, run, first_page, end_page, target
-        )
+        operation = Operation(state.next_id(), Purpose.BACKUP, run, first_page, end_page, target)
         operation.needs_head = needs_head
         sources = []
         for each in operation.runs():
@@ -119,13 +133,18 @@ class Copies:
             low = max(0, first - run.start)
             high = min(run.pages, ok_end - run.start)
             slots = operation.target[run.start + low - first : run.start + high - first]
-            if high > low and _attach(run, low, high, slots):
+            if high <= low:
+                pass
+            elif _attach(run, low, high, slots):
                 arrived += high - low
                 if not run.locks:
                     state.host_order.update(run)
                     state.host_evictable += high - low
+            else:
+                operation.failure = operation.failure or FailReason.ORPHANED
+                high, ok_end = low, first  # what follows would be a tail without its head
             if not operation.needs_head:
-                # A victim that could not be saved is lost at the next eviction, not retried for ever.
+                # A victim that could not be saved is lost at the next eviction, not tried again.
                 run.copy_failed = min(run.pages, operation.end_page - run.start) > high
         state.settle_target(state.host, operation, arrived)
         state.tree.epoch += 1
@@ -138,16 +157,15 @@ class Copies:
         gap = self._stores.order(run)
         if gap is None or gap.backup is not None or gap.copy_failed or not gap.device_pages:
             return
-        missing = (gap.host_start if gap.host_end else gap.device_pages) - gap.stored_pages
-        if missing <= 0:
-            return
+        missing = _unsaved_head(gap)
         self._host.make_room(missing, for_victim=gap)
-        if self._state.host.free < missing or self.backup_room() < missing:
+        missing = _unsaved_head(gap)  # making room may have taken mirrors of this very run
+        if missing > min(self._state.host.free, self.backup_room()):
             self._state.facts.append(
                 (Fact.DECLINED, Purpose.STORE, DeclineReason.PARENT_MISSING, missing)
             )
-            return
-        self.save(gap, gap.stored_pages, gap.stored_pages + missing)
+        elif missing > 0:
+            self.save(gap, gap.stored_pages, gap.stored_pages + missing)
 
     # ---- host -> device
 
@@ -159,18 +177,14 @@ class Copies:
         leave while one below is arriving.
         """
         state = self._state
-        operation = Operation(
-            state.next_id(), Purpose.LOAD_BACK, run, first_page, run.end, target
-        )
+        operation = Operation(state.next_id(), Purpose.LOAD_BACK, run, first_page, run.end, target)
         sources = []
         for each in operation.runs():
             low = each.device_pages
             sources.append(each.host_slots[low - each.host_start :])
             begin = each.start + low - first_page
             arriving = target[begin : begin + each.pages - low]
-            each.device_slots = (
-                np.concatenate((each.device_slots, arriving)) if low else arriving
-            )
+            each.device_slots = np.concatenate((each.device_slots, arriving)) if low else arriving
             each.load = operation
         operation.waiters.append(lease)
         lease.loads.append(operation)
@@ -195,12 +209,18 @@ class Copies:
             lease.loads.remove(operation)
             if ok < operation.pages:
                 lease.voided = True
-                self.failed_loads[lease.request_id] = ok_end
+                self._remember_failed_load(lease.request_id, ok_end)
         operation.waiters.clear()
         state.settle_target(state.device, operation, ok)
         state.tree.epoch += 1
         state.book_ack(operation, ok)
         state.unlock(operation.run)
+
+    def _remember_failed_load(self, request_id: int, page: int) -> None:
+        """Kept until the request ends otherwise; bounded, for requests that never come back."""
+        while len(self.failed_loads) >= _FAILED_LOADS_MAX:
+            del self.failed_loads[next(iter(self.failed_loads))]
+        self.failed_loads[request_id] = page
 
     # ---- common
 
@@ -230,6 +250,12 @@ def _joined(deepest_first: list[SlotArray]) -> SlotArray:
         return deepest_first[0]
     deepest_first.reverse()
     return np.concatenate(deepest_first)
+
+
+def _unsaved_head(run: Run) -> int:
+    """Pages past the stored ones that are on device only, up to where the host part begins."""
+    on_host = run.host_end > run.host_start
+    return (run.host_start if on_host else run.device_pages) - run.stored_pages
 
 
 def _has_head(run: Run, first_page: int) -> bool:

@@ -50,6 +50,8 @@ class DeviceTier:
                 freed = self._save_or_drop(run, left)
                 left -= freed.now + freed.pending
                 pending += freed.pending
+                if left and not freed.pending:
+                    left -= self._demote(run, left)  # what is on host below the lost tail
             if not left:
                 break
         self._book()
@@ -107,8 +109,8 @@ class DeviceTier:
             if self._host.held_below(run):
                 return Freed(0, device - keep)  # a copy still reads what would be lost below
             self._lose_device_pages(run, lose_from, reason)
-        if cut <= keep:
-            return Freed(device - keep, 0)
+        if cut <= keep or cut == first:
+            return Freed(device - lose_from, 0)
         self._copies.save(run, first, cut)
         return Freed(device - lose_from, cut - keep)
 
@@ -156,9 +158,7 @@ class DeviceTier:
 
     def _book(self) -> None:
         state = self._state
-        state.book_left(
-            Tier.DEVICE, LeaveOutcome.DEMOTED, LeaveReason.CAPACITY, self._demoted
-        )
+        state.book_left(Tier.DEVICE, LeaveOutcome.DEMOTED, LeaveReason.CAPACITY, self._demoted)
         for reason, pages in self._dropped.items():
             state.book_left(Tier.DEVICE, LeaveOutcome.DROPPED, reason, pages)
         self._demoted = 0

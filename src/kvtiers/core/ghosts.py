@@ -47,22 +47,25 @@ class Ghosts:
         while len(entries) > self.capacity:
             entries.popitem(last=False)
 
-    def recall(self, parent: Run, pages_in_parent: int, key: bytes, end: int) -> list[Ghost]:
-        """The ghosts of the whole pages of `key[:end]` past page `pages_in_parent` of `parent`.
+    def recall(self, run: Run, key: bytes, first: int, end: int) -> list[Ghost]:
+        """The ghosts among pages `[first, end)` of `key`, up to the first page that is not one.
 
-        In path order up to the first page that is not one. They are forgotten by this: a page that
-        is asked for again is about to be computed again.
+        `run` ends on the key's path at or before page `first`. Ghosts are forgotten by this: a
+        page that is asked for again is about to be computed again.
         """
         if not self._entries:
             return []
         page_bytes = self._tree.page_bytes
-        position = (parent.start + pages_in_parent) * page_bytes
-        digest = self._digest_at(parent, pages_in_parent)
+        digest = self._digest_at(run, run.pages)
+        if run.end < first:
+            skipped = key[run.end * page_bytes : first * page_bytes]
+            digest = page_digests(digest, skipped, page_bytes, DIGEST_BYTES)[-DIGEST_BYTES:]
+        position, end_byte = first * page_bytes, end * page_bytes
         found: list[Ghost] = []
         stride = 1
-        while position < end:
-            # Most prompts past their match have no ghost at all: hash a page, then more and more.
-            chunk = key[position : min(end, position + stride * page_bytes)]
+        while position < end_byte:
+            # Most prompts past their match have no ghost at all: hash one page, then more and more.
+            chunk = key[position : min(end_byte, position + stride * page_bytes)]
             digests = page_digests(digest, chunk, page_bytes, DIGEST_BYTES)
             for offset in range(0, len(digests), DIGEST_BYTES):
                 digest = digests[offset : offset + DIGEST_BYTES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvtiers.core.victims import held_on_host, victims
@@ -122,16 +123,14 @@ class HostTier:
         return False
 
     def _give_up_mirrors(self, pages: int) -> int:
+        """Exclusive retention: pages that are on device too leave first, head first."""
         state = self._state
         order = state.host_order
         left = pages
-        run = order.oldest_mirror()
-        waiting: list[Run] = []
-        while left and run is not None:
-            if held_on_host(run):
-                order.discard(run)
-                waiting.append(run)
-            else:
+        while left:
+            free_to_go = (run for run in order.mirrors() if not held_on_host(run))
+            batch = list(islice(free_to_go, 64))
+            for run in batch:
                 take = min(run.device_pages, run.host_end, run.host_start + left) - run.host_start
                 state.host.give(run.host_slots[:take])
                 state.host_evictable -= take
@@ -139,12 +138,13 @@ class HostTier:
                 run.host_start += take
                 if run.host_start == run.host_end:
                     run.host_start = run.host_end = 0
-                left -= take
-                state.tree.epoch += 1
                 order.update(run)
-            run = order.oldest_mirror()
-        for run in waiting:
-            order.add(run)
+                state.tree.epoch += 1
+                left -= take
+                if not left:
+                    break
+            if not batch:
+                break
         return pages - left
 
     def _must_store_first(self, run: Run, first: int) -> bool:

@@ -22,6 +22,7 @@ class Operation:
     """One ordered copy. `pages_ok` is None until its first acknowledgement."""
 
     __slots__ = (
+        "applied",
         "end_page",
         "failure",
         "first_page",
@@ -53,7 +54,8 @@ class Operation:
         self.target = target
         self.pages_ok: int | None = None
         self.failure: FailReason | None = None
-        self.late = False
+        self.late = False  # its wait is over, but it may still write its target
+        self.applied = False  # its acknowledgement has had its effect
         self.needs_head = False  # a backup whose pages need the page before them on host
         self.waiters: list[Lease] = []  # leases that rely on this load-back
         self.ticket: Ticket | None = None  # the prefetch it belongs to

@@ -1,10 +1,10 @@
 """The order in which the host tier gives up pages: inclusive or exclusive retention.
 
-    inclusive   one recency list. A mirror (a page that is on device too) ages with its device
-                copy, because both lists are refreshed by the same release.
-    exclusive   mirrors leave first, head first, so that the host part of a run stays a suffix and
-                its tail, which the device will give up next, is kept longest; then sole copies,
-                tail first. The two tiers hold distinct data.
+inclusive   one recency list. A mirror (a page that is on device too) ages with its device
+            copy, because both lists are refreshed by the same release.
+exclusive   mirrors leave first, head first, so that the host part of a run stays a suffix and
+            its tail, which the device will give up next, is kept longest; then sole copies,
+            tail first. The two tiers hold distinct data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ class HostOrder(Protocol):
     def discard(self, run: Run) -> None: ...
     def outlives(self, run: Run, other: Run) -> bool: ...
     def oldest(self) -> Run | None: ...
-    def oldest_mirror(self) -> Run | None:
-        """A run whose mirrored pages should leave before any sole copy; None: there is none."""
+    def mirrors(self) -> Iterator[Run]:
+        """Runs whose mirrored pages should leave before any sole copy, oldest first."""
         ...
 
-    def mirrors(self) -> Iterator[Run]: ...
     def __iter__(self) -> Iterator[Run]: ...
     def __contains__(self, run: object) -> bool: ...
 
@@ -61,9 +60,6 @@ class InclusiveOrder:
             self._frontier.discard(run)
         elif run not in self._frontier:
             self._frontier.add(run)
-
-    def oldest_mirror(self) -> Run | None:
-        return None
 
     def mirrors(self) -> Iterator[Run]:
         return iter(())
@@ -106,11 +102,6 @@ class ExclusiveOrder:
 
     def oldest(self) -> Run | None:
         return self._soles.oldest()
-
-    def oldest_mirror(self) -> Run | None:
-        for run in self._mirrors:
-            return run
-        return None
 
     def mirrors(self) -> Iterator[Run]:
         return iter(self._mirrors)

@@ -33,7 +33,9 @@ class SlotStack:
         """Slots nobody uses any more."""
         top = self.free
         self.free = end = top + len(slots)
-        assert end <= self.capacity, f"gave back {len(slots)} slots to {top} of {self.capacity} free"
+        assert end <= self.capacity, (
+            f"gave back {len(slots)} slots to {top} of {self.capacity} free"
+        )
         self._stack[top:end] = slots
 
     def free_slots(self) -> SlotArray:

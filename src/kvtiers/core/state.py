@@ -109,6 +109,22 @@ class CacheState:
                 self.host_evictable += run.host_end - run.host_start
             run = run.parent
 
+    def split(self, run: Run, pages: int) -> Run:
+        """Cut a run; returns the upper half, which the caller locks at once.
+
+        The lower half keeps its place in the frontiers. The upper one has none: it is about to be
+        locked, and re-enters when it is released.
+        """
+        upper = self.tree.split(run, pages)
+        if run.locks:
+            upper.locks = 1
+        else:
+            if not run.device_pages:
+                self.device_order.discard(run)
+            if self.has_host:
+                self.host_order.update(run)
+        return upper
+
     # ---- operations
 
     def register(self, operation: Operation) -> None:
@@ -128,6 +144,7 @@ class CacheState:
 
     def book_ack(self, operation: Operation, ok_pages: int) -> None:
         """The wait for an operation is over; a late one stays known until it has ended."""
+        operation.applied = True
         self.pages_in_flight[operation.purpose] -= operation.pages
         missing = operation.pages - ok_pages
         self.facts.append(
@@ -151,8 +168,6 @@ class CacheState:
         if self.ghosts.capacity:
             self.ghosts.remember(run, first, tier, reason)
 
-    def book_left(
-        self, tier: Tier, outcome: LeaveOutcome, reason: LeaveReason, pages: int
-    ) -> None:
+    def book_left(self, tier: Tier, outcome: LeaveOutcome, reason: LeaveReason, pages: int) -> None:
         if pages:
             self.facts.append((Fact.LEFT, tier, outcome, reason, pages))

@@ -1,0 +1,84 @@
+"""Why a prompt's tokens had to be computed: every computed token gets one reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtiers.events import Fact
+from kvtiers.types import LOSS_REASONS, DeclineReason, LeaveReason, Missed, MissReason, Tier
+
+if TYPE_CHECKING:
+    from kvtiers.core.prefetch import Prefetcher, Ticket
+    from kvtiers.core.state import CacheState
+    from kvtiers.core.tree import Run
+
+
+class Misses:
+    def __init__(self, state: CacheState, prefetcher: Prefetcher) -> None:
+        self._state = state
+        self._prefetcher = prefetcher
+
+    def explain(
+        self,
+        key: bytes,
+        run: Run,
+        usable: int,
+        path_end: int,
+        raw: int,
+        declined: DeclineReason | None,
+        ticket: Ticket | None,
+        now: float,
+    ) -> tuple[Missed, ...]:
+        """The reasons of one attempt's computed tokens; they sum to them.
+
+            0          usable        path_end ... raw        whole pages    prompt
+            |-- hits ----|-- last token --|- declined -|-- past the match --|- tail -|
+
+        What was found in storage and did not arrive explains the first pages past the match,
+        ghosts the next ones; the rest was never seen.
+        """
+        state = self._state
+        page_tokens = state.config.page_tokens
+        prompt_tokens = len(key) // 4
+        whole, tail = divmod(prompt_tokens, page_tokens)
+        tokens: dict[MissReason, int] = {}
+        if declined is not None:
+            reason = (
+                MissReason.LOAD_FAILED
+                if declined is DeclineReason.PARENT_MISSING
+                else MissReason.LOAD_DECLINED
+            )
+            last = 1 if raw == whole and not tail and state.config.last_token_rule else 0
+            tokens[reason] = (raw - usable - last) * page_tokens
+            if last:
+                tokens[MissReason.LAST_TOKEN] = page_tokens
+        elif raw > usable:
+            tokens[MissReason.LAST_TOKEN] = (raw - usable) * page_tokens
+        first = raw  # of the pages that neither the tree nor the ticket explains
+        if ticket is not None and first < whole:
+            absent, reason = self._prefetcher.missing(ticket, now)
+            absent = min(absent, whole - first)
+            tokens[reason] = tokens.get(reason, 0) + absent * page_tokens
+            first += absent
+        if first < whole:
+            self._recall(key, run, first, whole, tokens)
+        if tail:
+            tokens[MissReason.SUB_PAGE_TAIL] = tail
+        return tuple([Missed(reason, count) for reason, count in tokens.items() if count])
+
+    def _recall(
+        self, key: bytes, run: Run, first: int, whole: int, tokens: dict[MissReason, int]
+    ) -> None:
+        """Pages `[first, whole)`, which nobody holds: were they here once?"""
+        state = self._state
+        page_tokens = state.config.page_tokens
+        ghosts = state.ghosts.recall(run, key, first, whole)
+        regrets: dict[tuple[Tier, LeaveReason], int] = {}
+        for ghost in ghosts:
+            reason = MissReason.DROPPED if ghost.reason in LOSS_REASONS else MissReason.EVICTED
+            tokens[reason] = tokens.get(reason, 0) + page_tokens
+            regrets[ghost] = regrets.get(ghost, 0) + page_tokens
+        for (tier, why), count in regrets.items():
+            state.facts.append((Fact.REGRET, tier, why, count))
+        unknown = (whole - first - len(ghosts)) * page_tokens
+        tokens[MissReason.UNKNOWN] = tokens.get(MissReason.UNKNOWN, 0) + unknown
