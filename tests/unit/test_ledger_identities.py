@@ -249,4 +249,5 @@ def test_an_identity_is_executed_as_it_is_written() -> None:
         "example", ("backup.issued_pages", "store.failed_by_reason"), ("host.resident",), "x"
     )
     assert identity.formula() == ("backup.issued_pages + store.failed_by_reason = host.resident")
+    assert identity.sides(ledger) == (4 + 1, ledger.host.resident)
     assert identity.imbalance(ledger) == 4 + 1 - ledger.host.resident

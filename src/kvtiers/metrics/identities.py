@@ -39,9 +39,14 @@ class Identity:
         object.__setattr__(self, "_left", attrgetter(*self.left))
         object.__setattr__(self, "_right", attrgetter(*self.right) if self.right else _nothing)
 
+    def sides(self, books: Any) -> tuple[int, int]:
+        """The two sums, left and right."""
+        return _total(self._left(books)), _total(self._right(books))
+
     def imbalance(self, books: Any) -> int:
         """Left minus right; 0 when the books balance."""
-        return _total(self._left(books)) - _total(self._right(books))
+        left, right = self.sides(books)
+        return left - right
 
     def formula(self) -> str:
         return f"{' + '.join(self.left)} = {' + '.join(self.right) or '0'}"
