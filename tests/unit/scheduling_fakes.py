@@ -237,16 +237,21 @@ class Bench:
         self.scheduler.add(request)
         return request
 
+    def step(self):
+        """One step; where nothing can run, time passes until the scheduler wants to look again."""
+        batches = self.executor.batches
+        outputs = self.scheduler.step()
+        if self.executor.batches == batches:
+            self.now = self.scheduler.idle_until() or self.now
+        return outputs
+
     def run(self, steps_max: int = 10_000):
-        """Step until nothing is left; returns all outputs. Time passes where nothing can run."""
+        """Step until nothing is left; returns all outputs."""
         outputs = []
         for _ in range(steps_max):
             if not self.scheduler.has_work:
                 return outputs
-            batches = self.executor.batches
-            outputs += self.scheduler.step()
-            if self.executor.batches == batches:
-                self.now = self.scheduler.idle_until() or self.now
+            outputs += self.step()
         raise AssertionError(f"requests are still live after {steps_max} steps")
 
     def of(self, kind: Fact) -> list[tuple]:

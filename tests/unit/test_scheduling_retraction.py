@@ -63,7 +63,7 @@ def test_at_most_one_request_is_retracted_in_a_step():
     bench, _ = crowded(8, 8, max_tokens=20)
     while bench.scheduler.has_work:
         before = len(bench.of(Fact.RETRACTED))
-        bench.scheduler.step()
+        bench.step()
         assert len(bench.of(Fact.RETRACTED)) - before <= 1
 
 

@@ -42,7 +42,8 @@ class SchedulerConfig:
     blocked_tries_per_step: int = 4
     """Attempts that may end blocked in one step; each costs a match and a look for victims."""
     retry_seconds: float = 0.01
-    """A blocked attempt is repeated when something was freed, and after this time anyhow."""
+    """A blocked attempt is repeated when something was freed, and after this time anyhow. A
+    decoding request without a slot waits as long before another is retracted for it."""
     share_step_cost_tokens: int = 64
     """What one more step costs, in prefill tokens; see `sharing`."""
     share_leaders_max: int = 4

@@ -1,10 +1,13 @@
 """Room for one more position of every decoding request, or a retraction.
 
-Owns the order in which decoding requests give way. It must not know prompts or results. When no
-slot can be had for a request, the one that comes last in policy order is retracted: at most one
-per step, because what it gives back may first have to be copied; meanwhile the others wait in
-place. The first in policy order is never retracted for another, so something always ends; a
-request that is alone and finds no room retracts itself, and its admission is tried again.
+Owns the order in which decoding requests give way. It must not know prompts or results.
+
+A request for which no slot can be had first waits in place for `retry_seconds`: under write_back
+its failed attempt has started the copies that will free slots, and waiting is far cheaper than a
+second prefill. Then the request that comes last in policy order is retracted, and so on, one per
+`retry_seconds`. The last one itself waits as long as others run: they will end. So the first in
+policy order is never retracted for another, and something always ends; a request that is alone
+and finds no room retracts itself, and its admission is tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ class Growth:
         self._cache = cache
         self._growth_tokens = config.growth_tokens
         self._repeat_max = config.repeat_max
+        self._retry_seconds = config.retry_seconds
         self._roster = roster
+        self._short_since: float | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a decoding request waits in place for a slot."""
+        return self._short_since is not None
 
     def fill(self, adder: PrefillAdder, now: float) -> None:
         """Add the next position of every decoding request that has, or gets, a slot for it."""
@@ -35,7 +45,12 @@ class Growth:
                 adder.add_decode(request)
             else:
                 short.append(request)
-        if short:
+        if not short:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since >= self._retry_seconds:
+            self._short_since = now
             self._make_room(short, adder, now)
 
     def repeats(self, adder: PrefillAdder, now: float) -> int:

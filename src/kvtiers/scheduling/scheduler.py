@@ -176,7 +176,7 @@ class Scheduler:
             heapq.heappop(self._deadlines)
         if self._deadlines:
             times.append(self._deadlines[0][0])
-        if len(self._roster.waiting):
+        if len(self._roster.waiting) or self._growth.is_short:
             times.append(self._clock() + self._config.retry_seconds)
         return min(times, default=None)
 
