@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvtiers.core.audit import namespace_pages
 from kvtiers.core.cache import UnifiedRadixCache
 from kvtiers.engine.capture import LogitsCapture
 from kvtiers.engine.config import GIB, EngineConfig
@@ -35,7 +36,7 @@ from kvtiers.scheduling.scheduler import Scheduler
 from kvtiers.storage.file import FileStore
 from kvtiers.storage.port import PageStore, StoreStats
 from kvtiers.transfer.cpu import CpuTransfer
-from kvtiers.types import CacheConfig
+from kvtiers.types import CacheConfig, Tier
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,14 @@ class EngineParts:
         """What no fact tells, for the metrics: sizes and ages of the live parts now."""
         occupancy, stats = self.cache.occupancy(), self.store_stats()
         return Gauges(
+            leased_pages={
+                Tier.DEVICE: occupancy.device_leased,
+                Tier.HOST: occupancy.host_leased,
+            },
+            host_mirror_pages=occupancy.host_mirrors,
+            ghost_pages=occupancy.ghosts,
+            ghost_capacity_pages=self.cache.state.ghosts.capacity,
+            namespace_pages=namespace_pages(self.cache.state),
             running_requests=self.running_requests,
             queued_requests=self.waiting_requests,
             oldest_transfer_age_seconds={
