@@ -57,6 +57,16 @@ class ScriptedCache:
         self.matches = 0
         self.used_pages = 0
         self.extend_refusals = 0
+        self.facts: list[tuple] = []
+        self.ticks = 0
+
+    # ---- time and draining
+    def tick(self, now: float) -> None:
+        self.ticks += 1
+
+    def take_facts(self) -> list[tuple]:
+        facts, self.facts = self.facts, []
+        return facts
 
     # ---- looking
     def match(self, key: bytes, namespace: Namespace) -> MatchLengths:

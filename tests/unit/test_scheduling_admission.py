@@ -7,7 +7,7 @@ from kvtiers.core.hits import split_cached_prefix_by_tier
 from kvtiers.core.interface import Blocked, Refused
 from kvtiers.events import Fact
 from kvtiers.scheduling.request import RequestState
-from kvtiers.types import BlockedOn, HitSplit, RequestOutcome
+from kvtiers.types import BlockedOn, HitSplit, LeaveOutcome, LeaveReason, RequestOutcome, Tier
 
 CAPACITY = Blocked(BlockedOn.DEVICE_CAPACITY)
 EVICTION = Blocked(BlockedOn.EVICTION)
@@ -119,6 +119,23 @@ def test_the_time_from_the_first_block_on_eviction_to_the_grant_is_told_once():
         bench.now = now
         bench.scheduler.step()
     assert bench.of(Fact.EVICTION_TIMED) == [(Fact.EVICTION_TIMED, 2.5)]
+
+
+def test_an_admission_that_evicts_at_once_tells_the_time_of_the_call():
+    bench = Bench()
+    admit = bench.cache.admit
+
+    def evicting(*args, **kwargs):
+        bench.now += 0.125
+        reason = (LeaveOutcome.DEMOTED, LeaveReason.CAPACITY)
+        bench.cache.facts.append((Fact.LEFT, Tier.DEVICE, *reason, 3))
+        return admit(*args, **kwargs)
+
+    bench.cache.admit = evicting
+    bench.request(20)
+    bench.run()
+    assert bench.of(Fact.EVICTION_TIMED) == [(Fact.EVICTION_TIMED, 0.125)]
+    assert len(bench.of(Fact.LEFT)) == 1
 
 
 def test_a_request_blocked_on_capacity_alone_gives_no_eviction_time():

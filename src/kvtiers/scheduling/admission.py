@@ -12,14 +12,16 @@ never holds the line.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvtiers.core.interface import Blocked, PrefixCache, Refused
-from kvtiers.events import Fact
+from kvtiers.events import Fact, FactTuple
 from kvtiers.scheduling.config import SchedulerConfig
 from kvtiers.scheduling.prefill_adder import PrefillAdder
 from kvtiers.scheduling.request import Request, RequestState
 from kvtiers.scheduling.roster import Roster
 from kvtiers.scheduling.sharing import tokens_ahead, waiting_is_cheaper
-from kvtiers.types import BlockedOn, RequestOutcome
+from kvtiers.types import BlockedOn, RequestOutcome, Tier
 
 
 class _Wait:
@@ -39,10 +41,19 @@ class _Wait:
 class Admission:
     """Walks the waiting queue and admits what fits."""
 
-    def __init__(self, cache: PrefixCache, config: SchedulerConfig, roster: Roster) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: SchedulerConfig,
+        roster: Roster,
+        sink: Callable[[list[FactTuple]], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._cache = cache
         self._config = config
         self._roster = roster
+        self._sink = sink
+        self._clock = clock
         self._waits: dict[int, _Wait] = {}
 
     def forget(self, request: Request) -> None:
@@ -67,7 +78,9 @@ class Admission:
                     continue
             elif not self._prefetch_over(request, now) or self._waits_for_leader(request, adder):
                 continue
+            began = self._clock()
             answer = adder.admit(request, now)
+            evicted = self._hand_on_facts()
             if isinstance(answer, Blocked):
                 if answer.on is BlockedOn.PREFETCH:
                     continue
@@ -79,7 +92,7 @@ class Admission:
             elif isinstance(answer, Refused):
                 self._refused(request, answer, now)
             else:
-                self._granted(request, now)
+                self._granted(request, began if evicted else None)
                 for overtaken in passed:
                     overtaken.overtaken += 1
                 if any(self._holds_line(overtaken, now) for overtaken in passed):
@@ -141,10 +154,20 @@ class Admission:
         wait.tried_at = now
         return wait
 
-    def _granted(self, request: Request, now: float) -> None:
+    def _hand_on_facts(self) -> bool:
+        """Give the cache's facts to the sink; returns whether pages left the device."""
+        facts = self._cache.take_facts()
+        if not facts:
+            return False
+        self._sink(facts)
+        return any(fact[0] is Fact.LEFT and fact[1] is Tier.DEVICE for fact in facts)
+
+    def _granted(self, request: Request, evicting_since: float | None) -> None:
         wait = self._waits.pop(request.request_id, None)
         if wait is not None and wait.evicting_since is not None:
-            self._roster.facts.append((Fact.EVICTION_TIMED, now - wait.evicting_since))
+            evicting_since = wait.evicting_since
+        if evicting_since is not None:
+            self._roster.facts.append((Fact.EVICTION_TIMED, self._clock() - evicting_since))
         self._roster.granted(request)
 
     def _refused(self, request: Request, answer: Refused, now: float) -> None:

@@ -10,7 +10,7 @@ Owns the order of one step. Everything with a rule of its own stands in its own 
 It knows neither torch nor a clock of its own: time is `clock()`, and whatever carries out copies
 is behind `pump`. One thread calls it.
 
-One step:  pump acks · expire deadlines · settle parked · grow decode · continue prefill · admit
+One step:  pump acks · tick · expire deadlines · settle parked · grow decode · continue prefill · admit
            · pump orders · run · pump acks · settle.
 """
 
@@ -37,9 +37,9 @@ from kvtiers.types import RequestOutcome
 class Scheduler:
     """Decides in each step what runs, runs it, and books the result.
 
-    `sink` takes the facts that only the scheduler knows (`REQUEST_ENDED`, `RETRACTED`,
-    `FIRST_TOKEN`, `DECODED`, `FORWARD_STALL`, `EVICTION_TIMED`); the cache's own facts are drained
-    by whoever drains its orders. `pump` carries out the cache's orders and delivers what has been
+    `sink` takes facts in order: those that only the scheduler knows (`REQUEST_ENDED`, `RETRACTED`,
+    `FIRST_TOKEN`, `DECODED`, `FORWARD_STALL`, `EVICTION_TIMED`) and the cache's own about
+    admission; `pump` must drain the rest to the same sink. `pump` carries out the cache's orders and delivers what has been
     acknowledged, without blocking; True says that it changed something. `report`, if given, gets
     the `PrefillStats` of every step that booked any prefill.
     """
@@ -63,7 +63,7 @@ class Scheduler:
         self._clock = clock
         self._report = report
         self._roster = Roster(cache, config)
-        self._admission = Admission(cache, config, self._roster)
+        self._admission = Admission(cache, config, self._roster, sink, clock)
         self._growth = Growth(cache, config, self._roster)
         self._settlement = Settlement(cache, config, self._roster)
         self._deadlines: list[tuple[float, int]] = []
@@ -148,6 +148,7 @@ class Scheduler:
         if self._pump():
             roster.releases += 1
         now = self._clock()
+        self._cache.tick(now)
         self._expire(now)
         settlement.settle_parked(now)
         adder = PrefillAdder(self._cache, self._config, roster.running)
