@@ -296,8 +296,7 @@ class Missed(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class HitSplit:
+class HitSplit(NamedTuple):
     """Where a prompt came from, in tokens; the four sum to the prompt.
 
     `missed` explains `computed`: its tokens sum to it.
@@ -312,6 +311,22 @@ class HitSplit:
     @property
     def prompt(self) -> int:
         return self.device_hit + self.host_hit + self.storage_hit + self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCosts:
+    """Constants, fixed at start, that say when loading back is slower than computing again.
+
+    All zero (the default) means copying is never slower.
+    """
+
+    copy_fixed_seconds: float = 0.0
+    copy_seconds_per_page: float = 0.0
+    compute_seconds_per_token: float = 0.0
+
+    def copying_loses(self, pages: int, tokens: int) -> bool:
+        copy_seconds = self.copy_fixed_seconds + pages * self.copy_seconds_per_page
+        return copy_seconds > tokens * self.compute_seconds_per_token > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +349,7 @@ class CacheConfig:
     prefetch_batch_pages: int = 64
     prefetch_in_flight_share: float = 0.5
     load_back_threshold_tokens: int = 1
-    load_back_break_even_ratio: float = 0.0
-    """Seconds of copy per second of recompute, from constants fixed at start; a load-back is
-    declined when this is 1 or more. 0 means copying is free."""
+    copy_costs: CopyCosts = CopyCosts()
     backup_in_flight_pages: int = 1 << 30
     store_in_flight_pages: int = 4096
     cleaner_low: float = 0.1

@@ -281,6 +281,7 @@ class Tree:
         if root.parent is None and not root.children and root.locks == 1 and root.key in self.roots:
             del self.roots[root.key]
             del self.namespaces[root.key]
+            self.epoch += 1
 
     def trim(self, run: Run) -> None:
         """After residency shrank: pages in no tier do not exist. Unlinks a run without pages."""
