@@ -21,6 +21,8 @@ from kvtiers.workload.request import BlockIds
 
 IntArray = npt.NDArray[np.int64]
 
+_NONE = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class TraceColumns:
@@ -32,6 +34,9 @@ class TraceColumns:
     input_tokens: IntArray
     output_tokens: IntArray
     arrival_seconds: npt.NDArray[np.float64]
+    output_starts: IntArray | None = None
+    """Where a trace names the blocks that outputs complete: as `starts`, for `output_block_ids`."""
+    output_block_ids: IntArray | None = None
 
     @property
     def requests(self) -> int:
@@ -68,6 +73,7 @@ class TraceColumns:
         inputs: list[int] = []
         outputs: list[int] = []
         arrivals: list[float] = []
+        output_ids: list[BlockIds] = []
         block_tokens = 0
         for request in requests:
             if block_tokens not in (0, request.block_tokens):
@@ -81,15 +87,21 @@ class TraceColumns:
             inputs.append(request.input_tokens)
             outputs.append(request.output_tokens)
             arrivals.append(request.arrival_seconds)
+            output_ids.append(
+                _NONE if request.output_block_ids is None else request.output_block_ids
+            )
         if not inputs:
             raise TraceError("the trace holds no request")
+        outputs_named = any(len(each) for each in output_ids)
         return cls(
             block_tokens=block_tokens,
-            starts=np.concatenate(([0], np.cumsum(blocks))).astype(np.int64),
+            starts=_starts(blocks),
             block_ids=np.concatenate(ids),
             input_tokens=np.array(inputs, np.int64),
             output_tokens=np.array(outputs, np.int64),
             arrival_seconds=np.array(arrivals, np.float64),
+            output_starts=_starts([len(e) for e in output_ids]) if outputs_named else None,
+            output_block_ids=np.concatenate(output_ids) if outputs_named else None,
         )
 
     def require_prefix_ids(self) -> None:
@@ -114,6 +126,10 @@ class TraceColumns:
             "must name a block together with everything before it. If they are unique within a "
             "conversation only, say --local-ids"
         )
+
+
+def _starts(sizes: list[int]) -> IntArray:
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
 
 def previous_reference(ids: IntArray) -> IntArray:

@@ -1,0 +1,65 @@
+"""From block ids to token keys, so that the real cache can be driven by a trace without text.
+
+The tokens of a block are its id over and over (as a dense int32), so two prompts have equal tokens
+exactly where they have equal ids. Nothing else about the tokens matters to the cache.
+
+    logical replay   one token per block                key = ids of the prompt
+    full replay      `block_tokens` tokens per block    key = each id repeated, cut to the prompt
+
+Output tokens follow the same rule where the trace names the blocks that prompt and output fill
+together; elsewhere they are one filler per request, which no other request has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtiers.errors import TraceError
+from kvtiers.planner.columns import TraceColumns
+
+Tokens = npt.NDArray[np.int32]
+
+_FILLER_FROM = 1 << 30
+
+
+class PromptKeys:
+    """Keys of a trace's requests, by number from 0. Needs 4 bytes per block reference."""
+
+    def __init__(self, columns: TraceColumns) -> None:
+        ids = columns.block_ids
+        if columns.output_block_ids is not None:
+            ids = np.concatenate((ids, columns.output_block_ids))
+        distinct, dense = np.unique(ids, return_inverse=True)
+        if len(distinct) >= _FILLER_FROM or columns.requests >= _FILLER_FROM:
+            raise TraceError(
+                f"{len(distinct):,} distinct blocks in {columns.requests:,} requests are more than "
+                f"the {_FILLER_FROM:,} that token ids can tell apart"
+            )
+        self._columns = columns
+        self._prompt_ids: Tokens = dense[: columns.references].astype(np.int32)
+        self._output_ids: Tokens = dense[columns.references :].astype(np.int32)
+
+    def logical(self, request: int) -> bytes:
+        """The prompt with one token per block, the partial last one included."""
+        starts = self._columns.starts
+        return self._prompt_ids[starts[request] : starts[request + 1]].tobytes()
+
+    def sequence(self, request: int) -> Tokens:
+        """Every token of prompt and output."""
+        columns = self._columns
+        size = columns.block_tokens
+        prompt = int(columns.input_tokens[request])
+        length = prompt + int(columns.output_tokens[request])
+        blocks = self._prompt_ids[columns.starts[request] : columns.starts[request + 1]]
+        if columns.output_starts is not None:
+            first, last = columns.output_starts[request : request + 2]
+            if last > first:
+                # the block that the prompt begins and the output fills goes by its final name
+                blocks = np.concatenate((blocks[: prompt // size], self._output_ids[first:last]))
+        tokens = np.full(length, _FILLER_FROM + request, np.int32)
+        named = np.repeat(blocks, size)[:length]
+        if columns.output_starts is None:
+            named = named[:prompt]
+        tokens[: len(named)] = named
+        return tokens
