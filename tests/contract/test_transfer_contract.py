@@ -27,6 +27,9 @@ KINDS: dict[str, dict[str, tuple[PoolSpec, list[tuple[int, int]]]]] = {
     "mha_k_and_v": {
         "kv": (PoolSpec("kv", 2 * LAYERS * 96), [(96, i // 2) for i in range(2 * LAYERS)]),
     },
+    "planes_large_enough_to_be_streamed": {
+        "kv": (PoolSpec("kv", 2 * (4096 + 5003)), [(4096, 0), (5003, 0), (4096, 2), (5003, 2)]),
+    },
     "mla_one_latent": {
         "kv": (PoolSpec("kv", LAYERS * 72), [(72, i) for i in range(LAYERS)]),
     },
