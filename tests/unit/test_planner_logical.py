@@ -44,7 +44,7 @@ def test_inclusive_write_through_tiers_are_as_large_as_the_larger_one(
     assert result.hit_blocks == curve_hits(columns, max(device, host) * unit)
 
 
-@pytest.mark.parametrize(("device", "host"), [(2, 2)])
+@pytest.mark.parametrize(("device", "host"), [(1, 3), (2, 2), (3, 3)])
 def test_exclusive_tiers_are_as_large_as_their_sum_but_for_staging(
     columns: TraceColumns, device: int, host: int
 ) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtiers.core.interface import Blocked, PrefixCache, Refused
+from kvtiers.core.interface import Blocked, LeaseView, PrefixCache, Refused
 from kvtiers.events import Fact, FactTuple
 from kvtiers.scheduling.config import SchedulerConfig
 from kvtiers.scheduling.prefill_adder import PrefillAdder
@@ -63,6 +63,7 @@ class Admission:
     def fill(self, adder: PrefillAdder, now: float) -> None:
         """Admit waiting requests in order until the step, the seats or the tries are used up."""
         roster = self._roster
+        roster.start_prefetches(now)
         roster.waiting.rematch(self._config.rematch_per_step)
         tries_left = self._config.blocked_tries_per_step
         passed: list[_Wait] = []
@@ -78,25 +79,44 @@ class Admission:
                     continue
             elif not self._prefetch_over(request, now) or self._waits_for_leader(request, adder):
                 continue
-            began = self._clock()
-            answer = adder.admit(request, now)
-            evicted = self._hand_on_facts()
-            if isinstance(answer, Blocked):
-                if answer.on is BlockedOn.PREFETCH:
-                    continue
+            answer = self._attempt(request, adder, now)
+            if isinstance(answer, Refused):
+                self._refused(request, answer, now)
+            elif not isinstance(answer, Blocked):
+                for overtaken in passed:
+                    overtaken.overtaken += 1
+                if any(self._holds_line(overtaken, now) for overtaken in passed):
+                    return
+            elif answer.on is not BlockedOn.PREFETCH:
                 tries_left -= 1
                 wait = self._blocked(request, answer.on, now)
                 if self._holds_line(wait, now):
                     return
                 passed.append(wait)
-            elif isinstance(answer, Refused):
-                self._refused(request, answer, now)
-            else:
-                self._granted(request, began if evicted else None)
-                for overtaken in passed:
-                    overtaken.overtaken += 1
-                if any(self._holds_line(overtaken, now) for overtaken in passed):
-                    return
+
+    def _attempt(
+        self, request: Request, adder: PrefillAdder, now: float
+    ) -> LeaseView | Blocked | Refused:
+        """One attempt, and all that follows from a grant.
+
+        Prefetches of waiting requests hold pages. Where nothing runs and there is no room all the
+        same, they are given up, last in line first: otherwise nothing would ever end.
+        """
+        began = self._clock()
+        answer = adder.admit(request, now)
+        if isinstance(answer, Blocked) and not self._roster.running:
+            for other in reversed(list(self._roster.waiting)):
+                if not isinstance(answer, Blocked) or answer.on is not BlockedOn.DEVICE_CAPACITY:
+                    break
+                if other.ticket_id is not None and other is not request:
+                    self._roster.give_up_prefetch(other, now)
+                    answer = adder.admit(request, now)
+        evicted = self._hand_on_facts()
+        if not isinstance(answer, Blocked | Refused):
+            self._time_eviction(request, began if evicted else None)
+            self._roster.granted(request, answer, now)
+            adder.add_admitted(request)
+        return answer
 
     def _prefetch_over(self, request: Request, now: float) -> bool:
         if request.ticket_id is None or request.state is not RequestState.PREFETCHING:
@@ -162,13 +182,12 @@ class Admission:
         self._sink(facts)
         return any(fact[0] is Fact.LEFT and fact[1] is Tier.DEVICE for fact in facts)
 
-    def _granted(self, request: Request, evicting_since: float | None) -> None:
+    def _time_eviction(self, request: Request, evicting_since: float | None) -> None:
         wait = self._waits.pop(request.request_id, None)
         if wait is not None and wait.evicting_since is not None:
             evicting_since = wait.evicting_since
         if evicting_since is not None:
             self._roster.facts.append((Fact.EVICTION_TIMED, self._clock() - evicting_since))
-        self._roster.granted(request)
 
     def _refused(self, request: Request, answer: Refused, now: float) -> None:
         self._waits.pop(request.request_id, None)

@@ -41,6 +41,9 @@ class SchedulerConfig:
     """Waiting requests that are looked at in one step before the step gives up finding one."""
     blocked_tries_per_step: int = 4
     """Attempts that may end blocked in one step; each costs a match and a look for victims."""
+    prefetches_max: int = 64
+    """Waiting requests that prefetch from storage at a time. Each holds the pages its own
+    continue, so a long queue must not prefetch all at once."""
     retry_seconds: float = 0.01
     """A blocked attempt is repeated when something was freed, and after this time anyhow. A
     decoding request without a slot waits as long before another is retracted for it."""
@@ -74,6 +77,7 @@ class SchedulerConfig:
                 "rematch_per_step",
                 "overtakes_max",
                 "overtake_seconds",
+                "prefetches_max",
                 "share_step_cost_tokens",
                 "share_leaders_max",
                 "void_retries_max",

@@ -78,12 +78,12 @@ class PrefillAdder:
         return taken
 
     def admit(self, request: Request, now: float) -> LeaseView | Blocked | Refused:
-        """One admission attempt; when granted, the request's first chunk joins the batch.
+        """One admission attempt.
 
         Slots are asked for the whole key and for the growth that the request may still need, at
         most `growth_tokens` of it.
         """
-        answer = self._cache.admit(
+        return self._cache.admit(
             request.request_id,
             request.key,
             request.namespace,
@@ -92,11 +92,11 @@ class PrefillAdder:
             ticket_id=request.ticket_id,
             attempt=request.attempt,
         )
-        if not isinstance(answer, Blocked | Refused):
-            request.granted(answer, now)
-            self._seats_left -= 1
-            self.add_chunk(request)
-        return answer
+
+    def add_admitted(self, request: Request) -> None:
+        """A request that has just got its lease takes a seat, and its first chunk joins."""
+        self._seats_left -= 1
+        self.add_chunk(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out again: its attempt was retracted or voided before the batch ran.

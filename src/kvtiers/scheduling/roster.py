@@ -10,6 +10,7 @@ ends says so once, by one REQUEST_ENDED fact.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from kvtiers.core.interface import LeaseView, PrefixCache
@@ -42,6 +43,9 @@ class Roster:
     def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
         self._cache = cache
         self._page_tokens = cache.config.page_tokens
+        self._prefetches_max = config.prefetches_max
+        self._prefetches = 0
+        self._to_prefetch: deque[Request] = deque()
         self.policy = make_policy(config)
         self.waiting = WaitingQueue(self.policy, self.matched_tokens)
         self.groups = ForkGroups()
@@ -70,20 +74,26 @@ class Roster:
         leads = self.groups.join(request)
         self.live[request.request_id] = request
         if leads:
-            self._start_prefetch(request, now)
-            self.waiting.add(request)
+            self._queue_first(request, now)
 
-    def granted(self, request: Request) -> None:
-        """An admission attempt from the queue was granted."""
+    def _queue_first(self, request: Request, now: float) -> None:
+        self.waiting.add(request)
+        self._to_prefetch.append(request)
+        self.start_prefetches(now)
+
+    def granted(self, request: Request, lease: LeaseView, now: float) -> None:
+        """An admission attempt from the queue was granted; it closed the request's prefetch."""
+        if request.ticket_id is not None:
+            self._prefetches -= 1
         self.waiting.remove(request)
-        self._prefills(request)
+        self._prefills(request, lease, now)
 
     def forked(self, request: Request, lease: LeaseView, now: float) -> None:
         """A follower got its lease from its leader's; it computes what is left of the prompt."""
-        request.granted(lease, now)
-        self._prefills(request)
+        self._prefills(request, lease, now)
 
-    def _prefills(self, request: Request) -> None:
+    def _prefills(self, request: Request, lease: LeaseView, now: float) -> None:
+        request.granted(lease, now)
         self.prefilling[request.request_id] = request
         self.in_compute.update(request)
 
@@ -97,6 +107,31 @@ class Roster:
         del self.prefilling[request.request_id]
         self.in_compute.discard(request)
         self.decoding[request.request_id] = request
+
+    # ------------------------------------------------------------------ prefetches
+
+    def start_prefetches(self, now: float) -> None:
+        """Begin the prefetch of waiting requests, as many as may run at a time."""
+        while self._to_prefetch and self._prefetches < self._prefetches_max:
+            request = self._to_prefetch.popleft()
+            if request not in self.waiting:
+                continue  # it was admitted, or has ended, before its turn came
+            request.ticket_id = self._cache.prefetch(
+                request.request_id, request.key, request.namespace, now
+            )
+            if request.ticket_id is not None:
+                self._prefetches += 1
+                request.enter(RequestState.PREFETCHING)
+
+    def give_up_prefetch(self, request: Request, now: float) -> None:
+        """End a waiting request's prefetch; it is admitted without what storage holds."""
+        assert request.ticket_id is not None
+        self._cache.cancel_prefetch(request.ticket_id, now)
+        request.ticket_id = None
+        self._prefetches -= 1
+        self.releases += 1
+        if request.state is RequestState.PREFETCHING:
+            request.enter(RequestState.WAITING)
 
     # ------------------------------------------------------------------ going back
 
@@ -143,8 +178,7 @@ class Roster:
         elif request in self.waiting:
             self.waiting.remove(request)
         if request.ticket_id is not None:
-            self._cache.cancel_prefetch(request.ticket_id, now)
-            request.ticket_id = None
+            self.give_up_prefetch(request, now)
         request.end(outcome, message, now)
         self.waiting.forget(request)
         del self.live[request.request_id]
@@ -152,8 +186,7 @@ class Roster:
         self.outputs.append(StepOutput(request, token, outcome, message))
         heir = self.groups.leave(request)
         if heir is not None:
-            self._start_prefetch(heir, now)
-            self.waiting.add(heir)
+            self._queue_first(heir, now)
 
     def refuse(self, request: Request, message: str, now: float) -> None:
         """A request that can never fit leaves before it was ever enlisted."""
@@ -187,10 +220,3 @@ class Roster:
                 now - request.arrival,
             )
         )
-
-    def _start_prefetch(self, request: Request, now: float) -> None:
-        request.ticket_id = self._cache.prefetch(
-            request.request_id, request.key, request.namespace, now
-        )
-        if request.ticket_id is not None:
-            request.enter(RequestState.PREFETCHING)

@@ -10,8 +10,8 @@ Owns the order of one step. Everything with a rule of its own stands in its own 
 It knows neither torch nor a clock of its own: time is `clock()`, and whatever carries out copies
 is behind `pump`. One thread calls it.
 
-One step:  pump acks · tick · expire deadlines · settle parked · grow decode · continue prefill · admit
-           · pump orders · run · pump acks · settle.
+One step:  pump acks · tick · expire deadlines · settle parked · grow decode · continue prefill
+           · admit · pump orders · run · pump acks · settle.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Scheduler:
 
     `sink` takes facts in order: those that only the scheduler knows (`REQUEST_ENDED`, `RETRACTED`,
     `FIRST_TOKEN`, `DECODED`, `FORWARD_STALL`, `EVICTION_TIMED`) and the cache's own about
-    admission; `pump` must drain the rest to the same sink. `pump` carries out the cache's orders and delivers what has been
-    acknowledged, without blocking; True says that it changed something. `report`, if given, gets
-    the `PrefillStats` of every step that booked any prefill.
+    admission; `pump` must drain the rest to the same sink. `pump` carries out the cache's orders
+    and delivers what has been acknowledged, without blocking; True says that it changed
+    something. `report`, if given, gets the `PrefillStats` of every step that booked any prefill.
     """
 
     def __init__(
