@@ -49,7 +49,6 @@ class PageIndex(Generic[PlaceT]):
     def __init__(self) -> None:
         self.pages: dict[bytes, Entry[PlaceT]] = {}
         self._children: dict[bytes, int] = {}
-        self._writing: dict[bytes, int] = {}
         self._queue: list[tuple[int, int, Entry[PlaceT]]] = []
         self._dead_records = 0
         self._tick = 0
@@ -65,23 +64,13 @@ class PageIndex(Generic[PlaceT]):
     def touch(self, entry: Entry[PlaceT]) -> None:
         entry.used_at = self.next_tick()
 
-    # ---- writing: a page being written already holds its parent
-    def may_follow(self, ref: PageRef) -> bool:
-        """Whether the page's parent is here or on its way, so that the page can ever be found."""
-        return ref.depth == 0 or ref.parent in self.pages or ref.parent in self._writing
-
+    # ---- writing: a page on its way already holds its parent
     def begin_write(self, ref: PageRef) -> None:
         """The page is on its way: its parent can no longer leave."""
-        self._writing[ref.key] = self._writing.get(ref.key, 0) + 1
         self._hold_parent(ref)
 
     def end_write(self, ref: PageRef) -> None:
         """The page is no longer on its way: it was added before this call, or it failed."""
-        writers = self._writing[ref.key] - 1
-        if writers:
-            self._writing[ref.key] = writers
-        else:
-            del self._writing[ref.key]
         self._release_parent(ref)
 
     # ---- what is held

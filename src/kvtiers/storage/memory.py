@@ -101,7 +101,7 @@ class MemoryStore:
             if entry is not None:
                 self._index.touch(entry)
                 return None
-            if not self._index.may_follow(ref):
+            if ref.depth and ref.parent not in self._index.pages:
                 return FailReason.ORPHANED
             self._index.begin_write(ref)  # so that making room cannot take the parent
             try:

@@ -3,7 +3,8 @@
 Owns the index of pages, the pins of readers, the pages being written and the counters. A place goes
 round: free in `SlotSpace` -> taken by a writer -> in the index (found by readers) -> removed from
 the index -> handed back by the method that removed it, for its header to be cleared -> free. A page
-that leaves while it is being read hands its place back with its last reader.
+that leaves while it is being read hands its place back with its last reader. Places are handed back
+children first, the order in which their headers must be cleared.
 """
 
 from __future__ import annotations
@@ -57,23 +58,27 @@ class Books:
     def begin_writes(self, refs: Sequence[PageRef]) -> tuple[list[FailReason | None], list[int]]:
         """An outcome for each page, and the positions of those that have to be written.
 
-        Pages that are here count as written. What has to be written is announced: its parent stays
+        Pages that are here count as written. A page whose parent is neither here nor earlier in the
+        batch is not taken; a parent that another thread is writing does not count, because a crash
+        could keep the child and lose it. What has to be written is announced: its parent stays
         until `end_writes`.
         """
         outcomes: list[FailReason | None] = [None] * len(refs)
         wanted = []
+        in_batch: set[bytes] = set()
         index = self.index
         with self._lock:
             for position, ref in enumerate(refs):
                 entry = index.pages.get(ref.key)
                 if entry is not None:
                     index.touch(entry)
-                elif not index.may_follow(ref):
+                elif ref.depth and not (ref.parent in index.pages or ref.parent in in_batch):
                     outcomes[position] = FailReason.ORPHANED
                 elif self._budget and not self._budget.take(self._write_bytes_per_page):
                     outcomes[position] = FailReason.QUOTA
                 else:
                     index.begin_write(ref)
+                    in_batch.add(ref.key)
                     wanted.append(position)
         return outcomes, wanted
 
@@ -100,7 +105,7 @@ class Books:
         return redundant
 
     def evict(self, count: int) -> list[Place]:
-        """Up to `count` places of the pages that leave next; their headers are still to clear."""
+        """Up to `count` places of the pages that leave next, in the order in which they leave."""
         places: list[Place] = []
         with self._lock:
             while len(places) < count:
@@ -143,7 +148,7 @@ class Books:
 
     def _remove(self, entries: Iterable[Entry[Place]]) -> list[Place]:
         left = []
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: -entry.ref.depth):
             if self.index.pages.get(entry.ref.key) is entry:
                 self.index.remove(entry)
                 if not entry.readers:

@@ -52,11 +52,18 @@ def recover(space: SlotSpace, index: PageIndex[Place]) -> int:
                 newest[header.ref.key] = place
         free.extend(Place(number, slot) for slot in range(segment.slots) if slot not in headers)
 
-    # Deepest first: then no page is taken for a leaf on the way.
-    for place in sorted(found, key=lambda place: -found[place].header.ref.depth):
+    by_depth = sorted(found, key=lambda place: found[place].header.ref.depth)
+    reachable: set[bytes] = set()
+    for place in by_depth:
+        ref = found[place].header.ref
+        if ref.depth == 0 or ref.parent in reachable:
+            reachable.add(ref.key)
+    # Deepest first: then no page is taken for a leaf on the way. What damage above has made
+    # unreachable is the first to leave, unless the page above is written again before.
+    for place in reversed(by_depth):
         header, used_at = found[place]
         if newest[header.ref.key] == place:
-            index.add(header.ref, place, used_at)
+            index.add(header.ref, place, used_at if header.ref.key in reachable else 0)
         else:
             space.segments[place.segment].clear_headers(place.slot)
             free.append(place)

@@ -117,6 +117,7 @@ class FileStore:
             if isinstance(error, OSError):
                 raise StorageError(f"{directory} cannot be opened as a store: {error}") from error
             raise
+        self._evicting = threading.Lock()
         self._state = threading.Condition()
         self._running_calls = 0
         self._closing = False
@@ -331,7 +332,7 @@ class FileStore:
         finally:
             redundant = self._books.end_writes([refs[position] for position in wanted], written)
             kept = {place for _, place, _ in written}
-            self._free([place for place in places if place not in kept] + redundant)
+            self._free([place for place in reversed(places) if place not in kept] + redundant[::-1])
         return outcomes
 
     def _take_places(self, count: int) -> tuple[list[Place], FailReason]:
@@ -348,7 +349,9 @@ class FileStore:
                 break
             places += self._space.take(count - len(places))
         if len(places) < count:
-            places += self._clear_headers(self._books.evict(count - len(places)))
+            # One evicting thread at a time: headers are cleared in the order in which pages leave.
+            with self._evicting:
+                places += self._clear_headers(self._books.evict(count - len(places)))
         places.sort()
         return places, shortage
 
@@ -359,24 +362,23 @@ class FileStore:
             self._space.give(self._clear_headers(places))
 
     def _clear_headers(self, places: Sequence[Place]) -> list[Place]:
-        """Those of `places` whose headers are zeros on disk now.
+        """Those of `places` whose headers are zeros on disk now, cleared one after the other.
 
+        Callers pass children before parents: a crash in between leaves a page that can be reached.
         A slot whose header cannot be cleared is given up: another page in it could be found under
         the old header.
         """
         cleared = []
-        ordered = sorted(places)
-        for run in runs(ordered, fmt.ALIGN_BYTES):
-            first = ordered[run.start]
-            segment = self._space.segments.get(first.segment)
+        for place in places:
+            segment = self._space.segments.get(place.segment)
             if segment is None:
                 continue
             try:
-                segment.clear_headers(first.slot, len(run))
+                segment.clear_headers(place.slot)
             except OSError as error:
-                _log.warning("%s: %d slots are given up: %s", segment.path, len(run), error)
+                _log.warning("%s: slot %d is given up: %s", segment.path, place.slot, error)
             else:
-                cleared += ordered[run.start : run.stop]
+                cleared.append(place)
         return cleared
 
     def _lose_segment(self, number: int) -> None:

@@ -1,0 +1,245 @@
+"""`kvtiers storage ls|check|gc DIR`: what a store holds, whether it is whole, what can go.
+
+Parsing and printing; the looking is done by `kvtiers.storage.file.maintenance`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_right
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kvtiers.storage.file import maintenance
+from kvtiers.storage.file.format import PageHeader
+from kvtiers.storage.file.maintenance import SegmentReport
+
+EXIT_DAMAGED = 1
+
+app = typer.Typer(
+    help="Look into a storage directory, verify it, and reclaim what is not needed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+DirectoryArgument = Annotated[
+    Path, typer.Argument(help="The store's directory, as given to `serve --storage`.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+_DEPTH_EDGES = (1, 4, 16, 64, 256, 1024, 4096)
+_DEPTH_BANDS = (*(f"<{edge}" for edge in _DEPTH_EDGES), f">={_DEPTH_EDGES[-1]}")
+
+
+@app.command()
+def ls(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
+    """Say what is in a store: pages and bytes by identity, depths, ages. Reads no page.
+
+    Works on a store in use. An identity is a model, dtype, layout, page size, pool, shard, LoRA and
+    salt, told apart by a short digest that reveals none of them.
+    """
+    reports = maintenance.survey(directory)
+    owner = maintenance.owner(directory)
+    file_bytes = sum(report.file_bytes for report in reports)
+    segments = [_segment_row(report) for report in reports]
+    identities = _identity_rows(reports, time.time())
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "directory": str(directory),
+                    "in_use_by_process": owner,
+                    "file_bytes": file_bytes,
+                    "segments": segments,
+                    "identities": identities,
+                }
+            )
+        )
+        return
+    console = Console()
+    in_use = f", in use by process {owner}" if owner is not None else ""
+    console.print(
+        f"{directory}: {len(reports)} segments, {_size(file_bytes)}{in_use}",
+        highlight=False,
+    )
+    if identities:
+        _print_table(console, "identities", identities, _IDENTITY_COLUMNS)
+        depths = [{"identity": row["identity"], **row["pages_by_depth"]} for row in identities]
+        used = [
+            band for band in _DEPTH_BANDS if any(row["pages_by_depth"][band] for row in identities)
+        ]
+        _print_table(console, "pages by depth (pages from the root)", depths, ("identity", *used))
+    if segments:
+        _print_table(console, "segments", segments, _SEGMENT_COLUMNS)
+
+
+@app.command()
+def check(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
+    """Read and verify every page. Exits 1 when something is damaged.
+
+    Works on a store in use and changes nothing; damaged pages are misses for the server, and `gc`
+    removes them.
+    """
+    started = time.perf_counter()
+    report = maintenance.check(directory)
+    seconds = time.perf_counter() - started
+    damages = [
+        {"file": damage.path.name, "slot": damage.slot, "what": damage.what}
+        for damage in report.damages
+    ]
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "directory": str(directory),
+                    "checked_pages": report.checked_pages,
+                    "checked_bytes": report.checked_bytes,
+                    "unreachable_pages": report.unreachable_pages,
+                    "damaged": damages,
+                    "seconds": seconds,
+                }
+            )
+        )
+    else:
+        console = Console()
+        console.print(
+            f"{directory}: {report.checked_pages} pages ({_size(report.checked_bytes)}) read in "
+            f"{seconds:.1f} s, {len(damages)} damaged, {report.unreachable_pages} unreachable",
+            highlight=False,
+        )
+        if damages:
+            _print_table(console, "damaged", damages, ("file", "slot", "what"))
+    if damages:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+@app.command()
+def gc(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
+    """Drop damaged and unreachable pages and unreadable files; give back segments not needed.
+
+    The store must not be in use.
+    """
+    report = maintenance.reclaim(directory)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "directory": str(directory),
+                    "damaged_pages": report.damaged_pages,
+                    "unreachable_pages": report.unreachable_pages,
+                    "removed_files": report.removed_files,
+                    "freed_bytes": report.freed_bytes,
+                }
+            )
+        )
+        return
+    Console().print(
+        f"{directory}: {_size(report.freed_bytes)} given back in {report.removed_files} files; "
+        f"{report.damaged_pages} damaged and {report.unreachable_pages} unreachable pages dropped",
+        highlight=False,
+    )
+
+
+# --------------------------------------------------------------------------- rows
+
+_IDENTITY_COLUMNS = (
+    "identity",
+    "page_bytes",
+    "pages",
+    "bytes",
+    "deepest_page",
+    "newest_seconds",
+    "oldest_seconds",
+)
+_SEGMENT_COLUMNS = ("file", "file_bytes", "page_bytes", "slots", "pages", "damaged", "problem")
+
+
+def _segment_row(report: SegmentReport) -> dict[str, Any]:
+    return {
+        "file": report.path.name,
+        "file_bytes": report.file_bytes,
+        "page_bytes": report.page_bytes,
+        "slots": report.slots,
+        "pages": len(report.headers),
+        "damaged": len(report.broken_slots),
+        "problem": report.problem,
+    }
+
+
+def _identity_rows(reports: list[SegmentReport], now: float) -> list[dict[str, Any]]:
+    by_identity: dict[tuple[bytes, int], list[PageHeader]] = {}
+    for report in reports:
+        for header in report.headers.values():
+            by_identity.setdefault((header.ref.identity, header.payload_bytes), []).append(header)
+    rows: list[dict[str, Any]] = []
+    for (identity, page_bytes), headers in by_identity.items():
+        stored = [header.stored_at for header in headers]
+        rows.append(
+            {
+                "identity": identity[:4].hex() or "unnamed",
+                "page_bytes": page_bytes,
+                "pages": len(headers),
+                "bytes": len(headers) * page_bytes,
+                "deepest_page": max(header.ref.depth for header in headers),
+                "pages_by_depth": _depth_histogram(headers),
+                "newest_seconds": max(0, round(now - max(stored))),
+                "oldest_seconds": max(0, round(now - min(stored))),
+            }
+        )
+    return sorted(rows, key=lambda row: row["bytes"], reverse=True)
+
+
+def _depth_histogram(headers: list[PageHeader]) -> dict[str, int]:
+    """Pages by depth, in half-open bands named by their upper end."""
+    bands = Counter(bisect_right(_DEPTH_EDGES, header.ref.depth) for header in headers)
+    return {name: bands[band] for band, name in enumerate(_DEPTH_BANDS)}
+
+
+def _print_table(
+    console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]
+) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        numeric = all(isinstance(row[column], int) for row in rows)
+        table.add_column(_heading(column), justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(column, row[column]) for column in columns))
+    console.print(table)
+
+
+def _heading(column: str) -> str:
+    for unit, shown in (("_bytes", " size"), ("_seconds", " stored")):
+        column = column.removesuffix(unit) + shown if column.endswith(unit) else column
+    return column.replace("_", " ")
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if column == "bytes" or column.endswith("_bytes"):
+        return _size(value)
+    if column.endswith("_seconds"):
+        return f"{_duration(value)} ago"
+    return str(value)
+
+
+def _size(count_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count_bytes < 1024:
+            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1024
+    return f"{count_bytes:.2f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
