@@ -99,6 +99,8 @@ class Copies:
         if first >= end:
             return
         self._host.make_room(end - first, for_victim=run)
+        if end < device and run.host_start != end:
+            return  # making room took mirrors of this very run: what comes before them has moved
         got = min(end - first, self._state.host.free, self.backup_room())
         must_be_whole = end < device  # it comes before what is on host: no hole between them
         if got > 0 and (got == end - first or not must_be_whole):
