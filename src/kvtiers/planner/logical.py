@@ -66,7 +66,14 @@ def logical_config(config: CacheConfig) -> CacheConfig:
             "a logical replay has no storage tier, since what storage is worth is a matter of "
             "time; replay in virtual time instead (without --logical)"
         )
-    return replace(config, page_tokens=1, last_token_rule=False, load_back_threshold_tokens=1)
+    return replace(
+        config,
+        page_tokens=1,
+        last_token_rule=False,
+        load_back_threshold_tokens=1,
+        cleaner_low=0.0,
+        cleaner_high=0.0,
+    )
 
 
 def replay_logically(
