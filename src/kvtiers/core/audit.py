@@ -6,7 +6,6 @@ Nothing here is called on the hot path. `check_structure` walks everything and r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from kvtiers.errors import InvariantViolation
 from kvtiers.types import Purpose, SlotArray, SlotState, Tier
 
 if TYPE_CHECKING:
-    from kvtiers.core.lease import Lease
     from kvtiers.core.state import CacheState
 
 
@@ -66,7 +64,7 @@ def namespace_pages(state: CacheState) -> dict[tuple[str, Tier], int]:
     return pages
 
 
-def recount(state: CacheState, leases: Iterable[Lease]) -> dict[tuple[Tier, SlotState], int]:
+def recount(state: CacheState) -> dict[tuple[Tier, SlotState], int]:
     """Pages by tier and slot state, from runs, leases and operations alone."""
     device_resident = device_reserved = host_resident = 0
     for run in state.tree.walk():
@@ -74,7 +72,7 @@ def recount(state: CacheState, leases: Iterable[Lease]) -> dict[tuple[Tier, Slot
         device_reserved += len(run.device_slots) - run.device_pages
         host_resident += run.host_end - run.host_start
     private = 0
-    for lease in leases:
+    for lease in state.leases.values():
         published = lease.published_pages - lease.own_from
         duplicates = sum(end - first for first, end in lease.duplicates)
         private += len(lease.own_slots) - published + duplicates
@@ -97,10 +95,9 @@ def recount(state: CacheState, leases: Iterable[Lease]) -> dict[tuple[Tier, Slot
     }
 
 
-def check_structure(state: CacheState, leases: Iterable[Lease]) -> None:
+def check_structure(state: CacheState) -> None:
     """Every invariant of `tree` and `state`, every slot in one place only."""
-    leases = list(leases)
-    counts = recount(state, leases)
+    counts = recount(state)
     for tier, capacity in ((Tier.DEVICE, state.device.capacity), (Tier.HOST, state.host.capacity)):
         total = sum(counts[tier, slot_state] for slot_state in SlotState)
         _require(total == capacity, f"{tier} slots sum to {total} of {capacity}: {counts}")
@@ -122,7 +119,7 @@ def check_structure(state: CacheState, leases: Iterable[Lease]) -> None:
         evictable == {Tier.DEVICE: state.device_evictable, Tier.HOST: state.host_evictable},
         f"evictable pages {evictable}, counted {state.device_evictable}, {state.host_evictable}",
     )
-    for lease in leases:
+    for lease in state.leases.values():
         private = np.ones(len(lease.own_slots), bool)
         private[: lease.published_pages - lease.own_from] = False
         for first, end in lease.duplicates:

@@ -30,6 +30,7 @@ from kvtiers.types import (
 )
 
 if TYPE_CHECKING:
+    from kvtiers.core.lease import Lease
     from kvtiers.core.operations import Operation
 
 
@@ -56,6 +57,10 @@ class CacheState:
             ghost_pages = config.device_pages + config.host_pages
         self.ghosts = Ghosts(ghost_pages, self.tree)
 
+        self.backs_up_on_commit = (
+            self.has_host and config.write_policy is not WritePolicy.WRITE_BACK
+        )
+        self.leases: dict[int, Lease] = {}
         self.operations: dict[int, Operation] = {}
         self.issued: dict[Purpose, deque[Operation]] = {purpose: deque() for purpose in Purpose}
         self.pages_in_flight: dict[Purpose, int] = dict.fromkeys(Purpose, 0)
