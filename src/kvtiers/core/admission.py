@@ -23,6 +23,7 @@ from kvtiers.types import (
     BlockedOn,
     DeclineReason,
     HitSplit,
+    MissReason,
     Namespace,
     Purpose,
     UnfulfilledReason,
@@ -89,7 +90,7 @@ class Admission:
         raw = match.pages
         run, device = match.run, match.device_pages
         limit = self._matcher.usable_limit(prompt_tokens)
-        declined = None  # why host pages of the match are computed again
+        again: MissReason | None = None  # why host pages of the match are computed again
         path_end = raw
         if device < raw and raw > limit:
             # The last page would be loaded only to be computed again: leave it where it is.
@@ -98,7 +99,7 @@ class Admission:
             failed_at = self._copies.failed_loads.get(request_id)
             if failed_at is not None and failed_at < path_end:
                 path_end = max(failed_at, device)
-                declined = DeclineReason.PARENT_MISSING
+                again = MissReason.LOAD_FAILED
         run = self.lock_path(run, match.pages_in_run, path_end)
 
         joined_end = device
@@ -113,7 +114,7 @@ class Admission:
                 state.facts.append(
                     (Fact.DECLINED, Purpose.LOAD_BACK, why_not, path_end - joined_end)
                 )
-                declined = why_not
+                again = MissReason.LOAD_DECLINED
                 path_end = joined_end
                 shorter = self.lock_path(run, run.pages, path_end)
                 state.unlock(run)
@@ -129,7 +130,7 @@ class Admission:
                 return self._blocked(request_id, on, prompt_tokens)
 
         usable = min(path_end, limit)
-        split = self._split(key, run, usable, device, path_end, raw, declined, ticket, now)
+        split = self._split(key, run, usable, device, path_end, raw, again, ticket, now)
         slots = state.device.take(need)
         lease = Lease(
             state.next_id(),
@@ -247,7 +248,7 @@ class Admission:
         device: int,
         path_end: int,
         raw: int,
-        declined: DeclineReason | None,
+        again: MissReason | None,
         ticket: Ticket | None,
         now: float,
     ) -> HitSplit:
@@ -263,13 +264,13 @@ class Admission:
                 ticket.arrived_pages * page_tokens,
                 ticket.first_page * page_tokens,
             )
-        missed = self._misses.explain(key, run, usable, path_end, raw, declined, ticket, now)
+        missed = self._misses.explain(key, run, usable, path_end, raw, again, ticket, now)
         if ticket is not None:
             self._prefetcher.close(
                 ticket,
                 storage_hit,
                 UnfulfilledReason.DEVICE_CAPACITY
-                if declined is not None
+                if again is not None
                 else UnfulfilledReason.CACHE_ADMISSION_SHORTFALL,
             )
         return HitSplit(device_hit, host_hit, storage_hit, len(key) // TOKEN_BYTES - prefix, missed)

@@ -1,4 +1,4 @@
-"""Looking a prompt up: the raw match, remembered while nothing changes, and what is usable of it."""
+"""Looking a prompt up: the raw match, remembered while nothing changes, and its usable part."""
 
 from __future__ import annotations
 

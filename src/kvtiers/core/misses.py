@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtiers.events import Fact
-from kvtiers.types import LOSS_REASONS, DeclineReason, LeaveReason, Missed, MissReason, Tier
+from kvtiers.types import LOSS_REASONS, LeaveReason, Missed, MissReason, Tier
 
 if TYPE_CHECKING:
     from kvtiers.core.prefetch import Prefetcher, Ticket
@@ -25,14 +25,14 @@ class Misses:
         usable: int,
         path_end: int,
         raw: int,
-        declined: DeclineReason | None,
+        again: MissReason | None,
         ticket: Ticket | None,
         now: float,
     ) -> tuple[Missed, ...]:
         """The reasons of one attempt's computed tokens; they sum to them.
 
             0          usable        path_end ... raw        whole pages    prompt
-            |-- hits ----|-- last token --|- declined -|-- past the match --|- tail -|
+            |-- hits ----|- again or last token -|-- past the match --|- tail -|
 
         What was found in storage and did not arrive explains the first pages past the match,
         ghosts the next ones; the rest was never seen.
@@ -42,16 +42,10 @@ class Misses:
         prompt_tokens = len(key) // 4
         whole, tail = divmod(prompt_tokens, page_tokens)
         tokens: dict[MissReason, int] = {}
-        if declined is not None:
-            reason = (
-                MissReason.LOAD_FAILED
-                if declined is DeclineReason.PARENT_MISSING
-                else MissReason.LOAD_DECLINED
-            )
+        if again is not None:
             last = 1 if raw == whole and not tail and state.config.last_token_rule else 0
-            tokens[reason] = (raw - usable - last) * page_tokens
-            if last:
-                tokens[MissReason.LAST_TOKEN] = page_tokens
+            tokens[again] = (raw - usable - last) * page_tokens
+            tokens[MissReason.LAST_TOKEN] = last * page_tokens
         elif raw > usable:
             tokens[MissReason.LAST_TOKEN] = (raw - usable) * page_tokens
         first = raw  # of the pages that neither the tree nor the ticket explains
