@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -70,14 +70,27 @@ def ls(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
         highlight=False,
     )
     if identities:
-        _print_table(console, "identities", identities, _IDENTITY_COLUMNS)
+        _print_table(
+            console,
+            "identities, with the time since their newest and oldest page was stored",
+            identities,
+            _IDENTITY_COLUMNS,
+        )
         depths = [{"identity": row["identity"], **row["pages_by_depth"]} for row in identities]
         used = [
             band for band in _DEPTH_BANDS if any(row["pages_by_depth"][band] for row in identities)
         ]
-        _print_table(console, "pages by depth (pages from the root)", depths, ("identity", *used))
+        _print_table(
+            console,
+            "pages by depth, in pages from the root",
+            depths,
+            {name: name for name in ("identity", *used)},
+        )
     if segments:
-        _print_table(console, "segments", segments, _SEGMENT_COLUMNS)
+        columns = dict(_SEGMENT_COLUMNS)
+        if not any(row["problem"] for row in segments):
+            del columns["problem"]
+        _print_table(console, "segments", segments, columns)
 
 
 @app.command()
@@ -115,7 +128,9 @@ def check(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
             highlight=False,
         )
         if damages:
-            _print_table(console, "damaged", damages, ("file", "slot", "what"))
+            _print_table(
+                console, "damaged", damages, {name: name for name in ("file", "slot", "what")}
+            )
     if damages:
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -149,16 +164,25 @@ def gc(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
 
 # --------------------------------------------------------------------------- rows
 
-_IDENTITY_COLUMNS = (
-    "identity",
-    "page_bytes",
-    "pages",
-    "bytes",
-    "deepest_page",
-    "newest_seconds",
-    "oldest_seconds",
-)
-_SEGMENT_COLUMNS = ("file", "file_bytes", "page_bytes", "slots", "pages", "damaged", "problem")
+# Columns of a row as they are headed in print.
+_IDENTITY_COLUMNS = {
+    "identity": "identity",
+    "page_bytes": "page size",
+    "pages": "pages",
+    "bytes": "in all",
+    "deepest_page": "deepest",
+    "newest_seconds": "newest",
+    "oldest_seconds": "oldest",
+}
+_SEGMENT_COLUMNS = {
+    "file": "file",
+    "file_bytes": "size",
+    "page_bytes": "page size",
+    "slots": "slots",
+    "pages": "pages",
+    "damaged": "damaged",
+    "problem": "problem",
+}
 
 
 def _segment_row(report: SegmentReport) -> dict[str, Any]:
@@ -203,21 +227,16 @@ def _depth_histogram(headers: list[PageHeader]) -> dict[str, int]:
 
 
 def _print_table(
-    console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]
+    console: Console, title: str, rows: list[dict[str, Any]], columns: dict[str, str]
 ) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
+    for column, heading in columns.items():
         numeric = all(isinstance(row[column], int) for row in rows)
-        table.add_column(_heading(column), justify="right" if numeric else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(heading, justify=justify, no_wrap=column != "problem")
     for row in rows:
         table.add_row(*(_cell(column, row[column]) for column in columns))
     console.print(table)
-
-
-def _heading(column: str) -> str:
-    for unit, shown in (("_bytes", " size"), ("_seconds", " stored")):
-        column = column.removesuffix(unit) + shown if column.endswith(unit) else column
-    return column.replace("_", " ")
 
 
 def _cell(column: str, value: Any) -> str:
@@ -226,7 +245,7 @@ def _cell(column: str, value: Any) -> str:
     if column == "bytes" or column.endswith("_bytes"):
         return _size(value)
     if column.endswith("_seconds"):
-        return f"{_duration(value)} ago"
+        return _duration(value)
     return str(value)
 
 
