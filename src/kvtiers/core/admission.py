@@ -23,6 +23,7 @@ from kvtiers.types import (
     BlockedOn,
     DeclineReason,
     HitSplit,
+    Missed,
     MissReason,
     Namespace,
     Purpose,
@@ -305,7 +306,9 @@ class Admission:
                 state.unlock(run)
                 return self._blocked(request_id, on, lease.prompt_tokens)
         prefix = published * page_tokens
-        split = HitSplit(prefix, 0, 0, lease.prompt_tokens - prefix)
+        split = HitSplit(
+            prefix, 0, 0, lease.prompt_tokens - prefix, self._fork_misses(lease, published)
+        )
         fork = Lease(
             state.next_id(),
             request_id,
@@ -323,3 +326,18 @@ class Admission:
             (Fact.ADMITTED, fork.lease_id, Attempt.FORK, fork.prompt_tokens, 0, need)
         )
         return fork
+
+    def _fork_misses(self, lease: Lease, published: int) -> tuple[Missed, ...]:
+        """Why a fork computes what lies past page `published`; the reasons sum to it.
+
+        A whole page is unpublished only where somebody is loading it (see `publication`).
+        """
+        page_tokens = self._config.page_tokens
+        usable = self._matcher.usable_limit(lease.prompt_tokens)
+        whole, tail = divmod(lease.prompt_tokens, page_tokens)
+        reasons = (
+            (MissReason.IN_FLIGHT, (usable - published) * page_tokens),
+            (MissReason.LAST_TOKEN, (whole - usable) * page_tokens),
+            (MissReason.SUB_PAGE_TAIL, tail),
+        )
+        return tuple([Missed(reason, tokens) for reason, tokens in reasons if tokens])
