@@ -155,7 +155,7 @@ class Roster:
         self._requeue(request)
 
     def _requeue(self, request: Request) -> None:
-        if request.split is not None and request.attempt is Attempt.FIRST:
+        if request.split is not None:
             request.attempt = Attempt.REPLAY
         request.enter(RequestState.WAITING)
         self.releases += 1

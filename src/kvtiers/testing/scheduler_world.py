@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.core.cache import UnifiedRadixCache
@@ -17,12 +17,12 @@ from kvtiers.errors import InvariantViolation
 from kvtiers.events import Cancel, Copy, FactTuple, HiCacheAck, Lookup, moved
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.scheduling.config import SchedulerConfig
-from kvtiers.scheduling.executor import Batch
+from kvtiers.scheduling.executor import Batch, SamplingParams
 from kvtiers.scheduling.prefill_stats import PrefillStats
 from kvtiers.scheduling.request import Request
 from kvtiers.scheduling.roster import StepOutput
 from kvtiers.scheduling.scheduler import Scheduler
-from kvtiers.testing.fake_executor import FakeExecutor
+from kvtiers.testing.fake_executor import FakeExecutor, fake_answer
 from kvtiers.types import (
     TOKEN_BYTES,
     CacheConfig,
@@ -31,7 +31,10 @@ from kvtiers.types import (
     Purpose,
     RequestOutcome,
     SlotState,
+    token_key,
 )
+
+WORLD_NAMESPACE = Namespace("world")
 
 _FAILURES = {
     Purpose.BACKUP: (FailReason.TRANSFER,),
@@ -228,9 +231,30 @@ class SchedulerWorld:
             report=self.reports.append,
         )
 
-    def add(self, request: Request) -> None:
+    def ask(
+        self,
+        tokens: Sequence[int],
+        *,
+        max_tokens: int = 1,
+        namespace: Namespace = WORLD_NAMESPACE,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
+        group: int | None = None,
+    ) -> Request:
+        """A new request, added now."""
+        request = Request(
+            len(self.requests),
+            token_key(tokens),
+            SamplingParams(max_tokens=max_tokens),
+            namespace,
+            self.now,
+            priority=priority,
+            deadline_seconds=deadline_seconds,
+            group=group,
+        )
         self.requests.append(request)
         self.scheduler.add(request)
+        return request
 
     def step(self) -> list[StepOutput]:
         """One step; where nothing could run, time goes on to the next event."""
@@ -258,7 +282,10 @@ class SchedulerWorld:
         )
 
     def check_at_rest(self) -> None:
-        """Nobody is served: the books balance and nothing is held, reserved or quarantined."""
+        """Nobody is served: all is answered, the books balance, and nothing is held.
+
+        Raises `InvariantViolation` otherwise.
+        """
         self.shell.pump(self.now)
         self.ledger.check()
         counts = self.cache.recount()
@@ -272,9 +299,70 @@ class SchedulerWorld:
         }
         if held:
             raise InvariantViolation(f"at rest these slots are still held: {held}")
-        not_ended = [request.request_id for request in self.requests if not request.ended]
-        if not_ended:
-            raise InvariantViolation(f"requests {not_ended[:10]} never ended")
+        for request in self.requests:
+            self._check_answer(request)
+        self._check_sums()
+
+    def _check_answer(self, request: Request) -> None:
+        answer = fake_answer(request.prompt, len(request.output))
+        split = request.split
+        if (
+            not request.ended
+            or request.output != answer
+            or (
+                request.outcome is RequestOutcome.LENGTH and len(answer) < request.params.max_tokens
+            )
+            or (split is not None and split.prompt != request.prompt_tokens)
+            or (split is None and request.output)
+        ):
+            raise InvariantViolation(f"{request} was not answered as its prompt demands")
+
+    def _check_sums(self) -> None:
+        """What requests and prefill reports say, summed, is what the ledger booked."""
+        splits = [request.split for request in self.requests if request.split is not None]
+        first, fork, replay = self.ledger.first, self.ledger.fork, self.ledger.replay
+        reports = self.reports
+        sums = {
+            "device hits": (
+                sum(split.device_hit for split in splits),
+                first.device_hit_tokens + fork.device_hit_tokens,
+            ),
+            "host hits": (
+                sum(split.host_hit for split in splits),
+                first.host_hit_tokens + fork.host_hit_tokens,
+            ),
+            "storage hits": (
+                sum(split.storage_hit for split in splits),
+                first.storage_hit_tokens + fork.storage_hit_tokens,
+            ),
+            "reported device hits": (
+                sum(report.device_hit_tokens for report in reports),
+                first.device_hit_tokens,
+            ),
+            "reported host hits": (
+                sum(report.host_hit_tokens for report in reports),
+                first.host_hit_tokens,
+            ),
+            "reported storage hits": (
+                sum(report.storage_hit_tokens for report in reports),
+                first.storage_hit_tokens,
+            ),
+            "reported input": (
+                sum(report.input_tokens for report in reports),
+                first.input_tokens,
+            ),
+            "reported replay": (
+                sum(report.replay_tokens for report in reports),
+                fork.input_tokens + replay.input_tokens,
+            ),
+            "output": (
+                sum(len(request.output) for request in self.requests),
+                self.ledger.requests.output_tokens,
+            ),
+        }
+        differ = {name: pair for name, pair in sums.items() if pair[0] != pair[1]}
+        if differ:
+            raise InvariantViolation(f"sums differ (requests or reports, ledger): {differ}")
 
     def ended_by(self, outcome: RequestOutcome) -> list[Request]:
         return [request for request in self.requests if request.outcome is outcome]
