@@ -46,11 +46,11 @@ class PromptKeys:
         return self._prompt_ids[starts[request] : starts[request + 1]].tobytes()
 
     def sequence(self, request: int) -> Tokens:
-        """Every token of prompt and output."""
+        """Every token of prompt and output; an output of no token gets one, which ends it."""
         columns = self._columns
         size = columns.block_tokens
         prompt = int(columns.input_tokens[request])
-        length = prompt + int(columns.output_tokens[request])
+        length = prompt + max(1, int(columns.output_tokens[request]))
         blocks = self._prompt_ids[columns.starts[request] : columns.starts[request + 1]]
         if columns.output_starts is not None:
             first, last = columns.output_starts[request : request + 2]

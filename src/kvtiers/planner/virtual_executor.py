@@ -1,0 +1,89 @@
+"""The executor of a replay: a forward pass is so many seconds of virtual time.
+
+Owns how long a batch takes. Tokens come from the trace (`PromptKeys.sequence`), so that a next
+turn finds its own history. Layers run one after another, and a layer that is still being loaded
+holds up those after it: load-back overlaps with compute exactly as far as the port allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtiers.planner.machines import StepCost
+from kvtiers.planner.prompts import Tokens
+from kvtiers.planner.virtual_clock import VirtualClock
+from kvtiers.scheduling.executor import Batch, BatchResult, TokenResult
+from kvtiers.transfer.virtual import VirtualTransfer
+
+
+class VirtualExecutor:
+    """Runs batches in virtual time. `next_event()` is when something else happens, or infinity;
+    a run of repeated decode steps ends there, so that nobody waits for the whole of it."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        cost: StepCost,
+        transfer: VirtualTransfer | None,
+        next_event: Callable[[], float],
+    ) -> None:
+        self.sequences: dict[int, Tokens] = {}
+        """All tokens of each live request, prompt and output, by request id."""
+        self.batches = 0
+        self.busy_seconds = 0.0
+        self.stall_seconds = 0.0
+        self._clock = clock
+        self._cost = cost
+        self._transfer = transfer
+        self._next_event = next_event
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Let the time of the batch pass; every sampling chunk gets the trace's next token."""
+        tokens = pairs = context = 0
+        for chunk in batch.chunks:
+            tokens += chunk.tokens
+            pairs += chunk.tokens * (2 * chunk.start + chunk.tokens)
+            context += chunk.start
+        seconds = self._cost.seconds(tokens, pairs / 2, context)
+        steps = 1
+        if batch.repeat > 1:
+            steps, seconds = self._repeat(batch, tokens, pairs / 2, context)
+        start = self._clock()
+        end = self._end_with_loads(batch, start, seconds)
+        self._clock.advance_to(end)
+        self.batches += steps
+        self.busy_seconds += seconds
+        stall = max(0.0, end - start - seconds)
+        self.stall_seconds += stall
+
+        results: list[TokenResult | None] = []
+        earlier: list[list[int]] = []
+        for chunk in batch.chunks:
+            if not chunk.sample:
+                results.append(None)
+                continue
+            first = chunk.start + chunk.tokens
+            made = self.sequences[chunk.request_id][first : first + steps].tolist()
+            results.append(TokenResult(made.pop()))
+            earlier.append(made)
+        return BatchResult(results, {}, stall, end - start, steps, earlier)
+
+    def _repeat(self, batch: Batch, tokens: int, pairs: float, context: int) -> tuple[int, float]:
+        """How many decode steps until something else happens, and how long they take together."""
+        horizon = self._next_event() - self._clock()
+        total = 0.0
+        for step in range(batch.repeat):
+            total += self._cost.seconds(tokens, pairs + step * tokens, context + step * tokens)
+            if total >= horizon:
+                return step + 1, total
+        return batch.repeat, total
+
+    def _end_with_loads(self, batch: Batch, start: float, seconds: float) -> float:
+        """When the last layer is through, given when each layer's pages arrive."""
+        if not batch.load_ops or self._transfer is None:
+            return start + seconds
+        layers = self._transfer.layers
+        at = start
+        for layer in range(layers):
+            at = max(at, self._transfer.layer_ready_at(batch.load_ops, layer)) + seconds / layers
+        return at
