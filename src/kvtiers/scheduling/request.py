@@ -14,6 +14,7 @@ Invariants: a lease is held exactly in PREFILLING and DECODING; `key` is the pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -153,8 +154,12 @@ class Request:
 
     def append(self, token: int, now: float) -> None:
         """One more token of the answer."""
-        self.output.append(token)
-        self.key += token.to_bytes(TOKEN_BYTES, "little")
+        self.append_all((token,), now)
+
+    def append_all(self, tokens: Sequence[int], now: float) -> None:
+        """Some more tokens of the answer. The key is copied once, however many they are."""
+        self.output.extend(tokens)
+        self.key += b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in tokens])
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now

@@ -108,9 +108,9 @@ class Settlement:
         assert since is not None, "only decoding requests are repeated"
         gap = (now - since) / result.repeated
         self._gaps[gap] = self._gaps.get(gap, 0) + result.repeated - 1
-        for earlier in result.earlier[index]:
-            request.append(earlier, now)
-            self._roster.outputs.append(StepOutput(request, TokenResult(earlier)))
+        earlier = result.earlier[index]
+        request.append_all(earlier, now)
+        self._roster.outputs.extend(StepOutput(request, TokenResult(each)) for each in earlier)
         pages_before = request.computed_tokens // self._page_tokens
         request.computed_tokens += result.repeated
         if request.computed_tokens // self._page_tokens > pages_before:
