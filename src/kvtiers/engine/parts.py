@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvtiers.core.audit import namespace_pages
 from kvtiers.core.cache import UnifiedRadixCache
@@ -36,12 +36,15 @@ from kvtiers.scheduling.scheduler import Scheduler
 from kvtiers.storage.file import FileStore
 from kvtiers.storage.port import PageStore, StoreStats
 from kvtiers.transfer.cpu import CpuTransfer
+from kvtiers.transfer.port import Transfer
 from kvtiers.types import CacheConfig, Tier
 
 log = logging.getLogger(__name__)
 
 BACKEND = "file"
 """Name of the store in `storage_errors_total{backend}` and the like."""
+
+StoreFactory: TypeAlias = Callable[[EngineConfig, KvPools], PageStore]
 
 
 @dataclass(slots=True)
@@ -58,7 +61,8 @@ class EngineParts:
     executor: TorchExecutor
     capture: LogitsCapture | None
     clock: Callable[[], float]
-    store: PageStore | None = field(default=None)
+    open_store: StoreFactory
+    store: PageStore | None = None
 
     # ------------------------------------------------------------------ what operators ask
 
@@ -115,7 +119,7 @@ class EngineParts:
         """Open the configured directory and use it. `StorageError` or `ConfigError` if it fails."""
         if self.store is not None:
             raise StorageError(f"storage is attached already ({self.config.storage_dir})")
-        store = open_store(self.config, self.pools)
+        store = self.open_store(self.config, self.pools)
         self.controller.attach(storage_worker(store, self.config, self.pools))
         self.store = store
 
@@ -137,8 +141,30 @@ class EngineParts:
         return stopped
 
 
+def cpu_transfer(pools: KvPools) -> Transfer:
+    """Copies between device and host pools in the CPU's memory."""
+    assert pools.host is not None, "made only where there is a host tier"
+    return CpuTransfer([pools.device], [pools.host])
+
+
+def file_store(config: EngineConfig, pools: KvPools) -> PageStore:
+    """The file store in the configured directory."""
+    if config.storage_dir is None:
+        raise ConfigError("no storage directory is configured; start with --storage DIR")
+    return FileStore(
+        config.storage_dir,
+        page_bytes=pools.spec.bytes_per_slot,
+        quota_bytes=int(config.storage_gib * GIB),
+    )
+
+
 def assemble(
-    config: EngineConfig, model: ServedModel, eos_token_ids: tuple[int, ...]
+    config: EngineConfig,
+    model: ServedModel,
+    eos_token_ids: tuple[int, ...],
+    *,
+    make_transfer: Callable[[KvPools], Transfer] = cpu_transfer,
+    open_store: StoreFactory = file_store,
 ) -> EngineParts:
     """Allocate the tiers, open storage, wire everything. Nothing runs yet.
 
@@ -176,7 +202,7 @@ def assemble(
     controller = CacheController(
         cache,
         ledger.fold,
-        CpuTransfer([pools.device], [pools.host]) if pools.host is not None else None,
+        make_transfer(pools) if pools.host is not None else None,
         storage_worker(store, config, pools) if store is not None else None,
         deadlines=Deadlines(load_back=config.load_timeout_seconds),
         clock=clock,
@@ -204,18 +230,18 @@ def assemble(
         clock=clock,
     )
     return EngineParts(
-        config, model, pools, cache, ledger, controller, scheduler, executor, capture, clock, store
-    )
-
-
-def open_store(config: EngineConfig, pools: KvPools) -> PageStore:
-    """The file store in the configured directory."""
-    if config.storage_dir is None:
-        raise ConfigError("no storage directory is configured; start with --storage DIR")
-    return FileStore(
-        Path(config.storage_dir),
-        page_bytes=pools.spec.bytes_per_slot,
-        quota_bytes=int(config.storage_gib * GIB),
+        config=config,
+        model=model,
+        pools=pools,
+        cache=cache,
+        ledger=ledger,
+        controller=controller,
+        scheduler=scheduler,
+        executor=executor,
+        capture=capture,
+        clock=clock,
+        open_store=open_store,
+        store=store,
     )
 
 
