@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,19 +16,17 @@ MB = 1e6
 
 
 def print_tables(console: Console, results: Sequence[ActResult]) -> None:
-    """One table for tokens, one for bytes, one for times."""
-    tokens = _table("Where the prompts came from, in tokens", "act")
+    """One table for tokens, one for what moved, one for times; each fits into 80 columns."""
+    tokens = _table("Where the prompts came from, in tokens")
     for heading in (
-        *("answers", "prompt", "device hit", "host hit", "storage hit", "computed"),
-        *("reusable", "dropped", "exact", "balanced"),
+        *("prompt", "device", "host", "storage", "computed", "reusable"),
+        *("dropped", "exact", "balanced"),
     ):
         tokens.add_column(heading, justify="right")
-    moved = _table("What moved between the tiers", "act")
+    moved = _table("What moved between the tiers, in tokens (MB, GB/s of the copies alone)")
     for heading in ("backed up", "loaded back", "stored", "prefetched", "evicted"):
         moved.add_column(heading, justify="right")
-    times = _table(
-        "Time to the first token, p50 / p95 in seconds, by what served the prompt", "act"
-    )
+    times = _table("Seconds to the first token, p50 / p95 (answers), by what served the prompt")
     for heading in ("device", "host", "storage", "computed"):
         times.add_column(heading, justify="right")
     for result in results:
@@ -35,7 +34,6 @@ def print_tables(console: Console, results: Sequence[ActResult]) -> None:
         assert counters is not None
         tokens.add_row(
             result.act.name,
-            str(len(result.replies)),
             f"{result.prompt_tokens:,}",
             *(f"{result.hit_tokens(tier):,}" for tier in ("device", "host", "storage")),
             f"{result.computed_tokens:,}",
@@ -48,9 +46,9 @@ def print_tables(console: Console, results: Sequence[ActResult]) -> None:
             result.act.name,
             _flow(counters.backup_tokens, counters.backup_bytes, counters.backup_seconds),
             _flow(counters.load_back_tokens, counters.load_back_bytes, counters.load_back_seconds),
-            f"{counters.stored_tokens:,} tok",
-            f"{counters.prefetched_tokens:,} tok",
-            f"{counters.evicted_tokens:,} tok",
+            f"{counters.stored_tokens:,}",
+            f"{counters.prefetched_tokens:,}",
+            f"{counters.evicted_tokens:,}",
         )
         by_hit = result.first_token_seconds_by_hit()
         times.add_row(result.act.name, *(_percentiles(by_hit[name]) for name in by_hit))
@@ -62,7 +60,8 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
     """Every check with what was found."""
     for check in checks:
         mark = "[green]ok  [/]" if check.holds else "[bold red]FAIL[/]"
-        console.print(f"{mark} {check.name} [dim]({check.found})[/]", highlight=False)
+        console.print(f"{mark} {check.name}", highlight=False)
+        console.print(f"     [dim]{check.found}[/]", highlight=False)
 
 
 def as_json(
@@ -115,15 +114,20 @@ def _flow_json(tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
     return {"tokens": tokens, "bytes": num_bytes, "seconds": seconds}
 
 
-def _table(title: str, first_column: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column(first_column)
+def _table(title: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("act")
     return table
 
 
 def _flow(tokens: int, num_bytes: int, seconds: float) -> str:
-    text = f"{tokens:,} tok, {num_bytes / MB:,.0f} MB"
-    return f"{text}, {num_bytes / seconds / 1e9:.1f} GB/s" if seconds > 0 else text
+    if not tokens:
+        return "0"
+    megabytes = f"{num_bytes / MB:,.0f}"
+    speed = f"{num_bytes / seconds / 1e9:.1f}" if seconds > 0 else "-"
+    return f"{tokens:,} ({megabytes}, {speed})"
 
 
 def _percentiles(seconds: Sequence[float]) -> str:

@@ -29,6 +29,7 @@ from kvtiers.engine.reference import ReferenceModel
 PAGE_TOKENS = 16
 DEVICE_PAGES = 144
 HOST_PAGES = 640
+CONTEXT_TOKENS = 2048
 VISITORS_AT_ONCE = 3
 REQUEST_SECONDS_MAX = 120.0
 
@@ -85,7 +86,7 @@ class _Demo:
                         server = None
                     if server is None:
                         server = self._start(progress)
-                    results.append(asyncio.run(self._play_act(act, server.url, progress)))
+                    results.append(self._play(act, server, progress))
                 assert server is not None
                 self._exit_statuses.append(server.stop())
                 server = None
@@ -113,7 +114,8 @@ class _Demo:
                 *("--dtype", "float32", "--page-tokens", str(PAGE_TOKENS)),
                 *("--device-pages", str(DEVICE_PAGES), "--host-pages", str(HOST_PAGES)),
                 *("--storage", str(self._directory / "storage")),
-                *("--prefetch-policy", "wait_complete", "--debug-hooks"),
+                *("--context-tokens", str(CONTEXT_TOKENS), "--prefetch-policy", "wait_complete"),
+                "--debug-hooks",
             ],
             self._directory / f"server-{number}.log",
         )
@@ -129,6 +131,15 @@ class _Demo:
         return server
 
     # ------------------------------------------------------------------ an act
+
+    def _play(self, act: Act, server: ServerProcess, progress: Progress) -> ActResult:
+        try:
+            return asyncio.run(self._play_act(act, server.url, progress))
+        except* (DemoError, httpx.HTTPError) as group:
+            first = group.exceptions[0]
+            raise DemoError(
+                f"act '{act.name}' broke off: {first or type(first).__name__}\n{server.end_of_log()}"
+            ) from first
 
     async def _play_act(self, act: Act, url: str, progress: Progress) -> ActResult:
         result = ActResult(act)

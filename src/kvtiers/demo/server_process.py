@@ -38,10 +38,10 @@ class ServerProcess:
                     self.url = line.removeprefix(LISTENING).strip()
                     return
             if self._child.poll() is not None:
-                raise DemoError(f"the server ended while it started:\n{self._end_of_log()}")
+                raise DemoError(f"the server ended while it started:\n{self.end_of_log()}")
             time.sleep(0.05)
         raise DemoError(
-            f"the server was not ready after {START_SECONDS_MAX:g} s:\n{self._end_of_log()}"
+            f"the server was not ready after {START_SECONDS_MAX:g} s:\n{self.end_of_log()}"
         )
 
     def decided(self) -> list[str]:
@@ -59,7 +59,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             raise DemoError(
                 f"the server did not end within {STOP_SECONDS_MAX:g} s of SIGTERM:\n"
-                f"{self._end_of_log()}"
+                f"{self.end_of_log()}"
             ) from None
 
     def kill(self) -> None:
@@ -68,7 +68,8 @@ class ServerProcess:
             self._child.kill()
         self._child.wait()
 
-    def _end_of_log(self) -> str:
+    def end_of_log(self) -> str:
+        """The last lines the server wrote."""
         lines = self._log_path.read_text("utf-8", "replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
 

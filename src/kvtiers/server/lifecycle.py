@@ -26,6 +26,9 @@ from kvtiers.server.context import ServerContext
 log = logging.getLogger("kvtiers.server")
 
 CONNECTIONS_CLOSE_SECONDS = 5
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open: longer than clients and proxies keep theirs, so that it
+is never the server that closes a connection on which a request is just arriving."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -75,6 +78,7 @@ async def _serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=CONNECTIONS_CLOSE_SECONDS,
         )
     )
