@@ -31,14 +31,16 @@ class GatedTransfer:
         """Hold back every operation from now on."""
         self._open = False
 
-    def release(self, operations: int | None = None) -> None:
-        """Let the oldest held operations go; None: all, and open the gate."""
+    def overtake(self) -> None:
+        """Let further operations pass, those that are held stay: they will end very late."""
+        self._open = True
+
+    def release(self) -> None:
+        """Let the held operations go, oldest first, and further ones pass."""
         with self._changed:
-            count = len(self.held) if operations is None else operations
-            for _ in range(count):
+            while self.held:
                 self.inner.submit(self.held.popleft())
-            if operations is None:
-                self._open = True
+            self._open = True
             self._changed.notify_all()
 
     def submit(self, copies: Sequence[Copy]) -> None:
