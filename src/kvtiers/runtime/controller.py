@@ -337,13 +337,15 @@ class CacheController:
                 self._finish(
                     flight, End(done.pages_ok, done.failure, done.started, done.finished), now
                 )
+        # Asked before the last poll, so that no result can come after it.
+        gone = [service for service in self._leaving if service.close(0)]
         for service in self._services():
             for result in service.poll():
                 happened = True
                 self._settle_storage(result, now)
             self._timed += service.take_facts()
-        if self._leaving:
-            self._leaving = [service for service in self._leaving if not service.close(0)]
+        for service in gone:
+            self._leaving.remove(service)
         return happened
 
     def _settle_storage(self, result: StorageResult, now: float) -> None:
