@@ -78,7 +78,8 @@ class Stores:
         state = self._state
         ok_end = operation.first_page + (operation.pages_ok or 0)
         failed = ok_end < operation.end_page
-        for run in operation.runs():
+        runs = operation.runs()
+        for run in runs:
             if not operation.late:
                 run.store = None
             low = max(0, operation.first_page - run.start)
@@ -88,8 +89,8 @@ class Stores:
             run.store_failed = failed and run.end > ok_end
         state.issued[Purpose.STORE].remove(operation)
         state.book_ack(operation, ok_end - operation.first_page)
-        if not failed and state.storage_attached and state.config.store_on is StoreOn.BACKUP:
-            self._order_below(operation.run)
+        if state.storage_attached and state.config.store_on is StoreOn.BACKUP:
+            self._order_below(runs[-1])
 
     def settle(self, operation: Operation) -> None:
         """A late store has ended: nobody reads its host pages any more."""
@@ -103,7 +104,10 @@ class Stores:
             run.store_failed = False
 
     def _order_below(self, run: Run) -> None:
-        """What waited for its parent to be stored; children of one run are independent paths."""
+        """What waited for its parent to be stored; children of one run are independent paths.
+
+        `run` is the uppermost of what has been stored: a split may have hung a branch there.
+        """
         below = [run]
         for each in below:
             if each.stored_pages < each.pages:
