@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvtiers.storage.file import format as fmt
+from kvtiers.storage.file.crew import Crew
 from kvtiers.storage.file.runs import runs
 from kvtiers.storage.file.segment import Segment, SegmentGone
 from kvtiers.storage.file.space import Place, SlotSpace, is_disk_full
@@ -38,19 +39,28 @@ class WriteBatch:
         self._buffers = buffers
         self._places = places
         self._sequences = sequences
+        self._checksums: dict[int, bytes] = {}
 
-    def write(self, run_pages: int, *, sync: bool) -> None:
+    def write(self, crew: Crew, run_pages: int, *, sync: bool) -> None:
         """Afterwards every page that is not in `failures` is found by the next open."""
-        for step in (self._write_pages, self._write_headers):
-            self._each_run(step, run_pages)
-            if sync:
-                self._each_segment(Segment.sync)
-            self._fail_descendants()
+        crew.each(self._write_pages, self._runs(run_pages))
+        if sync:
+            self._each_segment(Segment.sync)
+        self._fail_descendants()
+        # In order of position: a crash in between leaves no page without its parent.
+        for positions in self._runs(run_pages):
+            self._write_headers(positions)
+        if sync:
+            self._each_segment(Segment.sync)
+        self._fail_descendants()
 
-    def _write_pages(self, segment: Segment, slot: int, positions: Sequence[int]) -> None:
-        segment.write_pages(slot, [self._buffers[position] for position in positions])
+    def _write_pages(self, positions: Sequence[int]) -> None:
+        buffers = [self._buffers[position] for position in positions]
+        first = self._places[positions[0]]
+        self._attempt(positions, lambda segment: segment.write_pages(first.slot, buffers))
+        self._checksums.update(zip(positions, map(fmt.checksum, buffers), strict=True))
 
-    def _write_headers(self, segment: Segment, slot: int, positions: Sequence[int]) -> None:
+    def _write_headers(self, positions: Sequence[int]) -> None:
         stored_at = int(time.time())
         headers = [
             fmt.PageHeader(
@@ -58,41 +68,34 @@ class WriteBatch:
                 self._buffers[position].nbytes,
                 self._sequences[position],
                 stored_at,
-                fmt.checksum(self._buffers[position]),
+                self._checksums[position],
             )
             for position in positions
         ]
-        segment.write_headers(slot, b"".join(map(fmt.pack_header, headers)))
+        raw = b"".join(map(fmt.pack_header, headers))
+        first = self._places[positions[0]]
+        self._attempt(positions, lambda segment: segment.write_headers(first.slot, raw))
 
     # ---- how
     def _whole(self) -> list[int]:
         return [position for position in range(len(self._refs)) if position not in self.failures]
 
-    def _each_run(
-        self, step: Callable[[Segment, int, Sequence[int]], None], run_pages: int
-    ) -> None:
+    def _runs(self, run_pages: int) -> list[list[int]]:
+        """The positions of whole pages, in pieces that are neighbours on disk."""
         whole = self._whole()
-        for run in runs([self._places[position] for position in whole], run_pages):
-            positions = whole[run.start : run.stop]
-            first = self._places[positions[0]]
-
-            def write_run(
-                segment: Segment, slot: int = first.slot, positions: Sequence[int] = positions
-            ) -> None:
-                step(segment, slot, positions)
-
-            self._attempt(first.segment, positions, write_run)
+        places = [self._places[position] for position in whole]
+        return [whole[run.start : run.stop] for run in runs(places, run_pages)]
 
     def _each_segment(self, step: Callable[[Segment], None]) -> None:
         by_segment: dict[int, list[int]] = {}
         for position in self._whole():
             by_segment.setdefault(self._places[position].segment, []).append(position)
-        for number, positions in by_segment.items():
-            self._attempt(number, positions, step)
+        for positions in by_segment.values():
+            self._attempt(positions, step)
 
-    def _attempt(
-        self, number: int, positions: Sequence[int], step: Callable[[Segment], None]
-    ) -> None:
+    def _attempt(self, positions: Sequence[int], step: Callable[[Segment], None]) -> None:
+        """Do `step` with the one segment of these pages; what goes wrong is theirs."""
+        number = self._places[positions[0]].segment
         segment = self._space.segments.get(number)
         reason: FailReason | None = None
         if segment is None:  # another thread has just found it deleted

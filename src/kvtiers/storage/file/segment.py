@@ -25,7 +25,7 @@ import numpy.typing as npt
 from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.format import ALIGN_BYTES, HEADER_BYTES, Geometry
 
-RUN_BYTES_MAX = 8 << 20
+RUN_BYTES_MAX = 4 << 20
 """Neighbouring slots are moved by one system call up to this many bytes."""
 
 _BOUNCE_BYTES = 4 << 20
@@ -58,10 +58,11 @@ class Segment:
         self._close = weakref.finalize(self, _close_all, {self._table_fd, self._data_fd})
 
     @classmethod
-    def create(cls, path: Path, geometry: Geometry) -> Segment:
+    def create(cls, path: Path, geometry: Geometry, *, sync: bool) -> Segment:
         """A new segment with every slot free, its whole size allocated on disk.
 
-        It appears under `path` only when it is complete; a crash leaves a `.tmp` file at most.
+        It appears under `path` only when it is complete; a crash leaves a `.tmp` file at most. With
+        `sync` it is there after a power loss, too.
         """
         draft = path.with_suffix(".tmp")
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -69,9 +70,11 @@ class Segment:
             os.fchmod(fd, 0o600)
             os.posix_fallocate(fd, 0, geometry.file_bytes)
             _write_all(fd, [memoryview(fmt.pack_superblock(geometry))], 0)
-            os.fsync(fd)
+            if sync:
+                os.fsync(fd)
             draft.rename(path)
-            _sync_directory(path.parent)
+            if sync:
+                _sync_directory(path.parent)
         except OSError:
             draft.unlink(missing_ok=True)
             raise

@@ -61,13 +61,20 @@ class SlotSpace:
     """Segments and free slots of one store. Safe between threads."""
 
     def __init__(
-        self, directory: StoreDirectory, page_bytes: int, quota_bytes: int, segment_bytes: int
+        self,
+        directory: StoreDirectory,
+        page_bytes: int,
+        quota_bytes: int,
+        segment_bytes: int,
+        *,
+        sync: bool = False,
     ) -> None:
         self.quota_bytes = quota_bytes
         self.page_bytes = page_bytes
         self.segments: dict[int, Segment] = {}
         self.damaged_segments = 0
         self._directory = directory
+        self._sync = sync
         self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._free: list[Place] = []
@@ -121,7 +128,8 @@ class SlotSpace:
             while slots >= min(smallest_slots, geometry.slots):
                 fitting = Geometry(self.page_bytes, slots)
                 try:
-                    segment = Segment.create(self._directory.segment_path(number), fitting)
+                    path = self._directory.segment_path(number)
+                    segment = Segment.create(path, fitting, sync=self._sync)
                 except OSError as error:
                     if not is_disk_full(error):
                         raise

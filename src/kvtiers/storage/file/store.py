@@ -35,6 +35,7 @@ from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.batch import WriteBatch
 from kvtiers.storage.file.books import Books
 from kvtiers.storage.file.compaction import compact
+from kvtiers.storage.file.crew import Crew
 from kvtiers.storage.file.directory import StoreDirectory
 from kvtiers.storage.file.recovery import recover, shrink_to_quota
 from kvtiers.storage.file.runs import runs
@@ -48,6 +49,9 @@ _log = logging.getLogger("kvtiers.storage")
 
 _CHUNK_BYTES = 32 << 20
 """A batch becomes readable in pieces of this size, its head first."""
+
+_HELPERS = 3
+"""With the caller, four pieces in flight: what it takes to keep a fast disk busy."""
 
 _CLOSE_WAIT_SECONDS = 5.0
 
@@ -107,7 +111,9 @@ class FileStore:
 
         self._directory = StoreDirectory.acquire(Path(directory).expanduser())
         try:
-            self._space = SlotSpace(self._directory, page_bytes, quota_bytes, segment_bytes)
+            self._space = SlotSpace(
+                self._directory, page_bytes, quota_bytes, segment_bytes, sync=sync
+            )
             self._books = Books(budget, slot_bytes)
             damaged_headers = recover(self._space, self._books.index)
             self._books.integrity_failures = damaged_headers + self._space.damaged_segments
@@ -117,6 +123,7 @@ class FileStore:
             if isinstance(error, OSError):
                 raise StorageError(f"{directory} cannot be opened as a store: {error}") from error
             raise
+        self._crew = Crew(_HELPERS)
         self._evicting = threading.Lock()
         self._state = threading.Condition()
         self._running_calls = 0
@@ -235,15 +242,16 @@ class FileStore:
         present = [position for position, entry in enumerate(pinned) if entry is not None]
         entries = [entry for entry in pinned if entry is not None]
         used: list[Entry[Place]] = []
+
+        def read_run(run: range) -> None:
+            into = [buffers[present[i]] for i in run]
+            got = self._read_run(entries[run.start : run.stop], into)
+            for i, outcome in zip(run, got, strict=True):
+                outcomes[present[i]] = outcome
+
         try:
-            for run in runs([entry.place for entry in entries], self._run_pages):
-                into = [buffers[present[i]] for i in run]
-                for i, outcome in zip(
-                    run, self._read_run(entries[run.start : run.stop], into), strict=True
-                ):
-                    outcomes[present[i]] = outcome
-                    if outcome is None:
-                        used.append(entries[i])
+            self._crew.each(read_run, runs([entry.place for entry in entries], self._run_pages))
+            used = [entries[i] for i, position in enumerate(present) if outcomes[position] is None]
         finally:
             self._free(self._books.unpin(entries, used))
         return outcomes
@@ -322,7 +330,7 @@ class FileStore:
                 places,
                 ticks,
             )
-            batch.write(self._run_pages, sync=self.sync)
+            batch.write(self._crew, self._run_pages, sync=self.sync)
             for number in batch.gone_segments:
                 self._lose_segment(number)
             for i, position in enumerate(positions):
@@ -413,6 +421,7 @@ class FileStore:
             return
         self._released = True
         self._save_recency()
+        self._crew.close()
         self._space.close()
         self._directory.release()
 
