@@ -137,9 +137,8 @@ class _Demo:
             return asyncio.run(self._play_act(act, server.url, progress))
         except* (DemoError, httpx.HTTPError) as group:
             first = group.exceptions[0]
-            raise DemoError(
-                f"act '{act.name}' broke off: {first or type(first).__name__}\n{server.end_of_log()}"
-            ) from first
+            why = str(first) or type(first).__name__
+            raise DemoError(f"act '{act.name}' broke off: {why}\n{server.end_of_log()}") from first
 
     async def _play_act(self, act: Act, url: str, progress: Progress) -> ActResult:
         result = ActResult(act)

@@ -75,8 +75,9 @@ def ratio_of(prefill_tokens: dict[str, float]) -> float | None:
 
 def rates_between(earlier: Look, later: Look) -> Rates:
     """Rates of the interval. A restart in between (counters fell) counts from zero."""
-    before, after = earlier.state, later.state
-    if after["uptime_seconds"] < before["uptime_seconds"]:
+    before: dict[str, Any] | None = earlier.state
+    after = later.state
+    if after["uptime_seconds"] < earlier.state["uptime_seconds"]:
         before = None
     seconds = max(later.taken_at - earlier.taken_at, 1e-9)
 
