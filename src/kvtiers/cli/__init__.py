@@ -41,6 +41,7 @@ COMMANDS = (
     Command("serve", "serve", "Serve a model over an OpenAI-compatible API.", "serve"),
     Command("top", "top", "Watch a running server: tiers, hits, rates, losses.", "serve"),
     Command("curve", "curve", "Hit ratio against capacity, for every capacity at once."),
+    Command("replay", "replay", "Drive the real cache and scheduler with a trace."),
     Command("synth", "synth", "Write a made-up trace of chats, agents and retrieval."),
 )
 

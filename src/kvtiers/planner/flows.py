@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtiers.events import Fact, FactTuple
-from kvtiers.types import Purpose, StorageOp
+from kvtiers.types import Purpose
 
 BIN_SECONDS = 1.0
 
@@ -37,19 +37,19 @@ class Flows:
     """Request-seconds per bin."""
 
     def take(self, facts: list[FactTuple], now: float, page_bytes: int) -> None:
-        """Book the copies that `facts` tell of; `now` is when they were told."""
+        """Book the copies between device and host that `facts` tell of, at the time `now`."""
         for fact in facts:
             if fact[0] is Fact.COPY_TIMED:
                 _, purpose, pages, _, copy_seconds, ack_seconds = fact
                 if copy_seconds is not None and purpose in (Purpose.BACKUP, Purpose.LOAD_BACK):
                     end = now - (ack_seconds or 0.0)
-                    self._spread(LINKS[purpose], end - copy_seconds, end, pages * page_bytes)
-            elif fact[0] is Fact.STORAGE_OP:
-                _, _, op, seconds, _, num_bytes, _ = fact
-                if op is StorageOp.READ:
-                    self._spread("storage_read", now - seconds, now, num_bytes)
-                elif op is StorageOp.WRITE:
-                    self._spread("storage_write", now - seconds, now, num_bytes)
+                    self.book(LINKS[purpose], end - copy_seconds, end, pages * page_bytes)
+
+    def book(self, link: str, start: float, end: float, num_bytes: float) -> None:
+        """`num_bytes` went over a link between two moments, evenly."""
+        series = self.bytes_by_link[link]
+        for index, share in _bins(max(0.0, start), end):
+            series[index] += share * num_bytes
 
     def levels(self, since: float, until: float, waiting: int, running: int) -> None:
         """So many requests waited and ran from `since` to `until`."""
@@ -64,11 +64,6 @@ class Flows:
 
     def total_bytes(self, link: str) -> float:
         return sum(self.bytes_by_link[link].values())
-
-    def _spread(self, link: str, start: float, end: float, num_bytes: float) -> None:
-        series = self.bytes_by_link[link]
-        for index, share in _bins(max(0.0, start), end):
-            series[index] += share * num_bytes
 
 
 def coarsened(series: Mapping[int, float], points: int) -> tuple[list[float], list[float]]:

@@ -91,13 +91,13 @@ class Machine:
         """For every report: where the numbers come from."""
         return f"calibrated: {self.validated}" if self.validated else "unvalidated"
 
-    def with_storage(self, read: Link | None, write: Link | None) -> Machine:
+    def with_links(self, link: Link) -> Machine:
+        """The same machine with other links between device and host."""
+        return replace(self, device_to_host=link, host_to_device=link)
+
+    def with_storage(self, read: Link, write: Link) -> Machine:
         """The same machine with another storage."""
-        return replace(
-            self,
-            storage_read=read or self.storage_read,
-            storage_write=write or self.storage_write,
-        )
+        return replace(self, storage_read=read, storage_write=write)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class _Replay:
                 page_bytes=self.ledger.page_bytes,
                 read=machine.storage_read,
                 write=machine.storage_write,
+                observe=self.flows.book,
             )
             if cache.storage
             else None

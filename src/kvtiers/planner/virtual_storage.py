@@ -24,6 +24,7 @@ from kvtiers.types import FailReason, Namespace, StorageOp
 
 BACKEND = "virtual"
 
+_LINK_NAMES = {StorageOp.READ: "storage_read", StorageOp.WRITE: "storage_write"}
 _ODD_BASE = 0x9E3779B97F4A7C15
 
 
@@ -84,7 +85,10 @@ class _Server:
 
 
 class VirtualStorage:
-    """A `StorageService` in virtual time. `capacity_pages` may be infinite."""
+    """A `StorageService` in virtual time. `capacity_pages` may be infinite.
+
+    `observe` is told of every call that moved bytes: link, start, end, bytes.
+    """
 
     def __init__(
         self,
@@ -95,10 +99,12 @@ class VirtualStorage:
         page_bytes: int,
         read: Link,
         write: Link,
+        observe: Callable[[str, float, float, int], None] | None = None,
     ) -> None:
         self.capacity_pages = capacity_pages
         self.written_pages = 0
         self.evicted_pages = 0
+        self._observe = observe
         self._clock = clock
         self._page_bytes = page_bytes
         self._namer = _PathNamer(page_tokens)
@@ -245,6 +251,8 @@ class VirtualStorage:
             StorageResult(op, call.order_id, call.pages, failure, call.started, call.finished)
         )
         num_bytes = call.new_pages * self._page_bytes
+        if self._observe is not None and num_bytes:
+            self._observe(_LINK_NAMES[op], call.started, call.finished, num_bytes)
         seconds = call.finished - call.started
         self._facts.append((Fact.STORAGE_OP, BACKEND, op, seconds, call.pages, num_bytes, failure))
 

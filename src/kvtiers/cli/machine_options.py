@@ -1,0 +1,95 @@
+"""What commands that replay in virtual time let their user say about model, machine and tiers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvtiers.errors import ConfigError
+from kvtiers.planner.machines import Machine, find_machine
+from kvtiers.planner.models import ModelShape, model_shape
+from kvtiers.planner.units import GIB
+from kvtiers.transfer.virtual import Link
+
+_PANEL = "The machine"
+
+MachineOption = Annotated[
+    str,
+    typer.Option(help="A machine of the table, or a calibration file.", rich_help_panel=_PANEL),
+]
+DevicesOption = Annotated[
+    int, typer.Option(help="Accelerators that serve the model together.", rich_help_panel=_PANEL)
+]
+LinkOption = Annotated[
+    float | None,
+    typer.Option(
+        "--link-gbps", help="GB/s between device and host, each way.", rich_help_panel=_PANEL
+    ),
+]
+StorageReadOption = Annotated[
+    float | None,
+    typer.Option("--storage-read-gbps", help="GB/s from storage.", rich_help_panel=_PANEL),
+]
+StorageWriteOption = Annotated[
+    float | None,
+    typer.Option("--storage-write-gbps", help="GB/s to storage.", rich_help_panel=_PANEL),
+]
+StorageLatencyOption = Annotated[
+    float | None,
+    typer.Option("--storage-latency-ms", help="Latency of one call.", rich_help_panel=_PANEL),
+]
+PageTokensOption = Annotated[
+    int | None,
+    typer.Option(help="Tokens per page; default: 64, or the trace's block where that is less."),
+]
+SpeedOption = Annotated[
+    float, typer.Option(help="Let requests arrive this much faster than the trace says.")
+]
+
+
+def model_and_machine(
+    model: str | None,
+    kv_bytes_per_token: int | None,
+    machine: str,
+    devices: int,
+    link_gbps: float | None,
+    storage_read_gbps: float | None,
+    storage_write_gbps: float | None,
+    storage_latency_ms: float | None,
+) -> tuple[ModelShape, Machine]:
+    """The model and the machine that the options name; flags replace what the table says."""
+    if model is None:
+        raise ConfigError(
+            "a replay in virtual time needs --model NAME or --model CONFIG.JSON to know what a "
+            "token costs"
+        )
+    shape = model_shape(model)
+    if kv_bytes_per_token is not None:
+        raise ConfigError("--model and --kv-bytes-per-token contradict each other; give one")
+    found = find_machine(machine, shape, devices)
+    if link_gbps is not None:
+        found = found.with_links(Link(link_gbps * 1e9, found.device_to_host.latency_seconds))
+    return shape, found.with_storage(
+        _link(found.storage_read, storage_read_gbps, storage_latency_ms),
+        _link(found.storage_write, storage_write_gbps, storage_latency_ms),
+    )
+
+
+def pages(gib: float, page_bytes: int) -> int:
+    """Whole pages in so many GiB."""
+    return int(gib * GIB / page_bytes)
+
+
+def page_tokens_of(asked: int | None, block_tokens: int) -> int:
+    """The page size asked for, or the default for a trace with this block."""
+    if asked is not None:
+        return asked
+    return 64 if block_tokens % 64 == 0 else block_tokens
+
+
+def _link(link: Link, gbps: float | None, latency_ms: float | None) -> Link:
+    return Link(
+        link.bytes_per_second if gbps is None else gbps * 1e9,
+        link.latency_seconds if latency_ms is None else latency_ms * 1e-3,
+    )
