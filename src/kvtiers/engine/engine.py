@@ -199,8 +199,9 @@ class LLMEngine:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                self.parts.controller.pump()  # the books show what the last step did ...
                 result = fn(self.parts)
-                self.parts.controller.pump()  # so that the books show what it did
+                self.parts.controller.pump()  # ... and what this did
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -253,7 +254,7 @@ class LLMEngine:
             for sequence_id in self.call_in_loop(lambda _: self._answers.ids()).result():
                 self.cancel(sequence_id)
         left = max(0.0, deadline - self.parts.clock())
-        self.call_in_loop(lambda parts: parts.controller.drain(left)).result()
+        self.call_in_loop(lambda parts: parts.save(left)).result()
         return finished
 
     def stop(self) -> None:

@@ -70,27 +70,40 @@ def known_models(cache: Path) -> list[KnownModel]:
 def model_directory(name: str, cache: Path) -> Path:
     """The directory of the model called `name`, converted or built now if need be.
 
-    `name` is a directory, a `.gguf` file, or a name that `known_models` lists. Raises `ModelError`
-    for a known model that is missing, `UnknownName` for the rest.
+    `name` is a directory (safetensors, or one `.gguf` file), a `.gguf` file, or a name that
+    `known_models` lists. Raises `ModelError` for a known model that is missing, `UnknownName` for
+    the rest.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path} has no config.json: not a model directory")
-        return path
-    if path.suffix == ".gguf":
-        return converted(path, cache)
-    if name == SMOLLM2:
-        gguf = _smollm2_gguf()
-        if gguf is None:
-            raise ModelError(GET_SMOLLM2)
-        return converted(gguf, cache)
+    ready = ready_directory(name, cache)
+    if ready is not None:
+        return ready
     if name in tiny_models.NAMES:
         return _built_tiny(name, cache)
-    for model in known_models(cache):
-        if model.name == name and model.directory is not None:
-            return model.directory
-    raise UnknownName("model", name, [m.name for m in known_models(cache)])
+    gguf = _gguf_of(name) or _smollm2_gguf()
+    if gguf is None:
+        raise ModelError(GET_SMOLLM2)
+    return converted(gguf, cache)
+
+
+def ready_directory(name: str, cache: Path) -> Path | None:
+    """The directory of the model called `name` if it needs no conversion, else None.
+
+    Raises `UnknownName` for a name that nobody has, `ModelError` for a directory without a model.
+    """
+    path = Path(name).expanduser()
+    gguf = _gguf_of(name)
+    if path.is_dir() and gguf is None:
+        if not (path / "config.json").is_file():
+            raise ModelError(
+                f"{path} has neither a config.json nor exactly one .gguf file: no model is there"
+            )
+        return path
+    if gguf is not None:
+        return _present(cache / cache_name(gguf))
+    known = {model.name: model for model in known_models(cache)}
+    if name not in known:
+        raise UnknownName("model", name, known)
+    return known[name].directory
 
 
 def public_name(name: str) -> str:
@@ -99,6 +112,17 @@ def public_name(name: str) -> str:
     if path.is_dir():
         return path.resolve().name
     return path.stem if path.suffix == ".gguf" else name
+
+
+def _gguf_of(name: str) -> Path | None:
+    """The GGUF file that a path names: itself, or the only one in a directory without config."""
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return path
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        return files[0] if len(files) == 1 else None
+    return None
 
 
 def _smollm2_gguf() -> Path | None:

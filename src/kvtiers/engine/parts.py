@@ -16,10 +16,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from kvtiers.core.audit import namespace_pages
 from kvtiers.core.cache import UnifiedRadixCache
+from kvtiers.core.interface import PrefixCache
 from kvtiers.engine.capture import LogitsCapture
 from kvtiers.engine.config import GIB, EngineConfig
 from kvtiers.engine.executor import TorchExecutor
@@ -37,7 +38,7 @@ from kvtiers.storage.file import FileStore
 from kvtiers.storage.port import PageStore, StoreStats
 from kvtiers.transfer.cpu import CpuTransfer
 from kvtiers.transfer.port import Transfer
-from kvtiers.types import CacheConfig, Tier
+from kvtiers.types import CacheConfig, StoreOn, Tier, WritePolicy
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class EngineParts:
             oldest_transfer_age_seconds={
                 purpose: pending.oldest_seconds
                 for purpose, pending in self.controller.oldest_pending().items()
-                if pending.count
+                if pending.copies
             },
             link_ceiling_bytes_per_second=self.controller.link_ceilings,
             storage_used_bytes=stats.used_bytes if stats else 0,
@@ -109,6 +110,7 @@ class EngineParts:
     def audit(self) -> None:
         """Recount the structure and compare with the books; a difference is logged, and stays
         visible as `ledger_imbalance`."""
+        self.controller.pump()  # what the last step did must be in the books before
         differences = self.ledger.audit(self.cache.recount())
         if differences:
             log.error("the books differ from a recount (booked - counted): %s", differences)
@@ -131,6 +133,29 @@ class EngineParts:
         self.store = None
         if self.controller.detach():
             store.close()
+
+    def save(self, timeout_seconds: float) -> bool:
+        """Bring down to storage what the policies have put off, so that a restart finds it.
+
+        For the end, when no request runs: write_back keeps pages on device alone, and
+        store_on=evict on host alone, until they are evicted. False when the time was not enough.
+        """
+        end = self.clock() + timeout_seconds
+        put_off = (
+            (Tier.DEVICE, self.config.write_policy is WritePolicy.WRITE_BACK),
+            (Tier.HOST, self.config.store_on is StoreOn.EVICT),
+        )
+        for tier, is_put_off in put_off:
+            before = -1
+            while is_put_off and self.store is not None:
+                resident = self.ledger.tiers[tier].resident
+                if resident in (0, before):
+                    break
+                before = resident
+                self.cache.evict(tier, resident, self.clock())
+                if not self.controller.drain(max(0.0, end - self.clock())):
+                    return False
+        return self.controller.drain(max(0.0, end - self.clock()))
 
     def close(self, timeout_seconds: float) -> bool:
         """Stop copying and release storage; False when a copy had not returned in that time."""
@@ -199,8 +224,10 @@ def assemble(
     ledger = Ledger(config.page_tokens, (pools.spec,), device_pages, host_pages, (BACKEND,))
     clock = time.monotonic
     store = open_store(config, pools) if config.storage_dir is not None else None
+    # The cache takes its own leases only; the shells see them as `LeaseView`s.
+    shared = cast(PrefixCache, cache)
     controller = CacheController(
-        cache,
+        shared,
         ledger.fold,
         make_transfer(pools) if pools.host is not None else None,
         storage_worker(store, config, pools) if store is not None else None,
@@ -216,7 +243,7 @@ def assemble(
         capture=capture,
     )
     scheduler = Scheduler(
-        cache,
+        shared,
         executor,
         config=SchedulerConfig(
             policy=config.schedule_policy,

@@ -83,12 +83,14 @@ class Engine(Protocol):
     config: EngineConfig
     model_name: str
     """The name clients use."""
-    codec: TextCodec
     context_tokens: int
     """Prompt and output together never exceed this."""
     kv_bytes_per_token: int
     device_pages: int
     host_pages: int
+
+    @property
+    def codec(self) -> TextCodec: ...
 
     def namespace(self, cache_salt: str = "") -> Namespace:
         """The namespace of requests with this salt: model fingerprint and salt."""
@@ -121,20 +123,13 @@ class Engine(Protocol):
     def call_in_loop(self, fn: Callable[[Any], T]) -> Future[T]:
         """Run `fn(parts)` on the engine's thread between two steps.
 
-        `parts` is `EngineParts` (cache, ledger, controller, scheduler, clock). What `fn` raises is
-        raised by the future. Before `start` and after `stop` it runs on the caller's thread.
+        `parts` is `EngineParts` (cache, ledger, controller, scheduler, clock), and the ledger
+        shows everything that has happened. What `fn` raises is raised by the future. Before
+        `start` and after `stop` it runs on the caller's thread.
         """
         ...
 
     # ---- commands, each one a call_in_loop
-    def state(self) -> dict[str, Any]:
-        """A JSON-ready snapshot: tiers, slots by state, queues, copies in flight, settings."""
-        ...
-
-    def ledger(self) -> dict[str, Any]:
-        """A JSON-ready copy of the books, with every identity and whether it balances."""
-        ...
-
     def flush(self, tier: Tier) -> int:
         """Remove every unleased page from a tier; pages removed. Storage: the store is cleared."""
         ...
@@ -160,7 +155,8 @@ class Engine(Protocol):
     def drain(self, timeout_seconds: float) -> bool:
         """Take no more requests and wait for those there are; False when some had to be cancelled.
 
-        Backups and stores in flight are waited for too, so that a restart finds them.
+        Backups and stores are waited for too, and what write_back or store_on=evict has put off is
+        made up for, so that a restart on the same storage is warm.
         """
         ...
 

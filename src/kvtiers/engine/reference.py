@@ -51,10 +51,11 @@ class Comparison:
 
 
 class ReferenceModel:
-    """A model as transformers runs it, in float32, without cache."""
+    """A model as transformers runs it, in float32, without cache, with `num_threads` of torch."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, num_threads: int = 1) -> None:
         self._model = model
+        self._num_threads = num_threads
 
     @classmethod
     def load(cls, name: str, cache: Path | None = None) -> ReferenceModel:
@@ -68,6 +69,7 @@ class ReferenceModel:
         if len(prompt) == 0 or len(answer) == 0:
             raise InvalidRequest("a comparison needs at least one prompt and one answer token")
         # The last answer token is chosen, never fed.
+        torch.set_num_threads(self._num_threads)
         fed = np.concatenate([np.asarray(prompt), np.asarray(answer[:-1], np.int64)])
         with torch.inference_mode():
             ids = torch.from_numpy(fed.astype(np.int64))[None]
