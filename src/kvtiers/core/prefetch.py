@@ -156,7 +156,7 @@ class Prefetcher:
 
     def found(self, ticket_id: int, pages: int) -> None:
         """Storage has answered. Reserves host slots and orders the reads, in batches."""
-        ticket = self._asked.pop(ticket_id, None)
+        ticket = self._asked.get(ticket_id)
         if ticket is None:
             return  # the request has been admitted or cancelled meanwhile
         if not 0 <= pages <= ticket.wanted_pages:
@@ -164,6 +164,7 @@ class Prefetcher:
                 f"ticket {ticket_id} asked for {ticket.wanted_pages} pages and storage "
                 f"reports {pages}"
             )
+        del self._asked[ticket_id]
         state = self._state
         page_tokens = state.config.page_tokens
         state.facts.append((Fact.FOUND, ticket_id, pages * page_tokens))
