@@ -8,12 +8,19 @@ become pages in `tier_pages`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from kvtiers.errors import ConfigError
 from kvtiers.types import PrefetchPolicy, Retention, StoreOn, WritePolicy
 
 GIB = 1 << 30
+_CHOICES: dict[str, type[StrEnum]] = {
+    "write_policy": WritePolicy,
+    "retention": Retention,
+    "store_on": StoreOn,
+    "prefetch_policy": PrefetchPolicy,
+}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -64,6 +71,19 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
+        for name, kind in _CHOICES.items():
+            # Policies may be given by name; the parts compare members, not strings.
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError:
+                known = ", ".join(kind)
+                problems.append(f"{name} is '{getattr(self, name)}'; known: {known}")
+        if self.max_running_requests >= self.max_batch_tokens:
+            problems.append(
+                f"max_running_requests is {self.max_running_requests} and max_batch_tokens "
+                f"{self.max_batch_tokens}; decoding alone would fill every step: raise "
+                "max_batch_tokens above max_running_requests"
+            )
         if self.dtype not in DTYPES:
             problems.append(f"dtype is '{self.dtype}'; known: {', '.join(DTYPES)}")
         problems += [

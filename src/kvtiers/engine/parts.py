@@ -141,21 +141,24 @@ class EngineParts:
         store_on=evict on host alone, until they are evicted. False when the time was not enough.
         """
         end = self.clock() + timeout_seconds
-        put_off = (
-            (Tier.DEVICE, self.config.write_policy is WritePolicy.WRITE_BACK),
-            (Tier.HOST, self.config.store_on is StoreOn.EVICT),
-        )
-        for tier, is_put_off in put_off:
-            before = -1
-            while is_put_off and self.store is not None:
-                resident = self.ledger.tiers[tier].resident
-                if resident in (0, before):
-                    break
-                before = resident
-                self.cache.evict(tier, resident, self.clock())
+        tiers = []
+        if self.config.store_on is StoreOn.EVICT:
+            tiers = [Tier.DEVICE, Tier.HOST]  # what is on device too leaves host without a store
+        elif self.config.write_policy is WritePolicy.WRITE_BACK:
+            tiers = [Tier.DEVICE]
+        for tier in tiers if self.store is not None else []:
+            progress = None
+            while progress != (progress := self._progress(tier)):
+                self.cache.evict(tier, self.ledger.tiers[tier].resident, self.clock())
                 if not self.controller.drain(max(0.0, end - self.clock())):
                     return False
         return self.controller.drain(max(0.0, end - self.clock()))
+
+    def _progress(self, tier: Tier) -> tuple[int, int]:
+        """Changes as long as evicting from a tier achieves something."""
+        return self.ledger.tiers[tier].resident, sum(
+            b.ok_pages for b in self.ledger.copies.values()
+        )
 
     def close(self, timeout_seconds: float) -> bool:
         """Stop copying and release storage; False when a copy had not returned in that time."""
