@@ -4,10 +4,9 @@ Commands are listed here by name and loaded one at a time, when they are called:
 needs neither torch nor numpy, and a command whose extra is not installed says which one to install
 instead of failing with a traceback.
 
-    module of this package         commands
-    serve, demo, top               serve, demo, top
-    model, storage                 groups of commands
-    plan                           curve, replay, plan, ... (merged into the top level)
+    a command     is a function of its name in a module of its name, with typer's annotations
+    a group       is a module of its name with a typer application `app`
+    reference     writes docs/cli.md from all of them
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ COMMANDS = (
     Command("demo", "demo", "Run a real model through all three tiers and check it.", "serve"),
     Command("serve", "serve", "Serve a model over an OpenAI-compatible API.", "serve"),
     Command("top", "top", "Watch a running server: tiers, hits, rates, losses.", "serve"),
+    Command("model", "model", "List and convert models.", "serve", group=True),
+    Command("storage", "storage", "Look at a storage directory, check it, clean it.", group=True),
     Command("curve", "curve", "Hit ratio against capacity, for every capacity at once."),
     Command("replay", "replay", "Drive the real cache and scheduler with a trace."),
     Command("synth", "synth", "Write a made-up trace of chats, agents and retrieval."),
@@ -77,9 +78,9 @@ def _not_loaded() -> None:
 def _attach(app: typer.Typer, command: Command) -> None:
     module = importlib.import_module(f"kvtiers.cli.{command.module}")
     if command.group:
-        app.add_typer(module.app, name=command.name, help=command.summary)
+        app.add_typer(module.app, name=command.name)
     else:
-        app.command(command.name, help=command.summary)(getattr(module, command.name))
+        app.command(command.name)(getattr(module, command.name))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
