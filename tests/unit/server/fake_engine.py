@@ -48,7 +48,8 @@ class ByteCodec:
 
 
 class FakeEngine:
-    """`fail` makes every request end so; `hold` keeps answers from beginning until it is set."""
+    """`fail` makes every request end so, `fail_after` after as many tokens; `busy_after` requests
+    the queue is full."""
 
     def __init__(self, context_tokens: int = 512) -> None:
         self.config = EngineConfig()
@@ -60,9 +61,9 @@ class FakeEngine:
         self.host_pages = 256
         self.ready = True
         self.busy = False
+        self.busy_after = 1 << 30
         self.fail: tuple[FinishReason, str] | None = None
-        self.hold = threading.Event()
-        self.hold.set()
+        self.fail_after = 1 << 30
         self.cancelled: set[int] = set()
         self.requests: dict[int, GenerationRequest] = {}
         self.ledger_books = Ledger(16, (PoolSpec("kv", 64),), 64, 256)
@@ -79,7 +80,7 @@ class FakeEngine:
     def submit(
         self, request: GenerationRequest, on_event: Callable[[Event], None]
     ) -> SimpleNamespace:
-        if self.busy or not self.ready:
+        if self.busy or not self.ready or len(self.requests) >= self.busy_after:
             raise EngineBusy("the queue holds 1024 requests, which is its limit")
         if not request.prompt.size:
             raise InvalidRequest("the prompt has no tokens")
@@ -89,7 +90,6 @@ class FakeEngine:
         return SimpleNamespace(request_id=request_id)
 
     def _run(self, request_id: int, request: GenerationRequest, on_event: Any) -> None:
-        self.hold.wait(10)
         split = HitSplit(1, 2, 3, len(request.prompt) - 6, (Missed(MissReason.UNKNOWN, 4),))
         for index in range(request.n):
             if self.fail is not None:
@@ -99,6 +99,9 @@ class FakeEngine:
             for token in itertools.islice(itertools.cycle(request.prompt), 1 << 20):
                 if made == request.params.max_tokens or request_id in self.cancelled:
                     break
+                if made == self.fail_after:
+                    on_event(FinishEvent(index, FinishReason.FAILED, made, message="NaN"))
+                    return
                 token = int(token)
                 top = ((token, -0.5),) * (request.params.logprobs or 0)
                 on_event(TokenEvent(index, token, self.codec.token_text(token), -0.5, top))

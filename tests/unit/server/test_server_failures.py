@@ -1,0 +1,125 @@
+"""What becomes of a request when the engine fails, refuses, is busy, or the client has gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs kvtiers[serve]")
+
+from fake_engine import FakeEngine
+from fastapi.testclient import TestClient
+
+from kvtiers.engine.messages import FinishReason
+from kvtiers.server.app import create_app
+from kvtiers.server.context import ServerContext
+from kvtiers.server.responses import ChatCompletion, ChatCompletionChunk, Completion
+from kvtiers.server.settings import ServerSettings
+
+BODY = {"model": "fake", "prompt": "hello", "max_tokens": 3}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@contextmanager
+def _client(engine: FakeEngine, **settings: object) -> Iterator[TestClient]:
+    context = ServerContext.of(engine, ServerSettings(**settings), lambda: b"")  # type: ignore[arg-type]
+    with TestClient(create_app(context), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[TestClient]:
+    with _client(engine) as client:
+        yield client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [(FinishReason.FAILED, 500), (FinishReason.REFUSED, 400), (FinishReason.CANCELLED, 503)],
+)
+def test_an_answer_that_never_began_has_a_proper_status(
+    engine: FakeEngine, client: TestClient, reason: FinishReason, status: int, stream: bool
+) -> None:
+    engine.fail = (reason, "this is why")
+    response = client.post("/v1/completions", json={**BODY, "stream": stream})
+    assert response.status_code == status
+    assert response.json()["error"]["message"] == "this is why"
+
+
+def test_a_failure_in_the_middle_of_a_stream_ends_it_with_an_error_event(
+    engine: FakeEngine, client: TestClient
+) -> None:
+    engine.fail_after = 2
+    text = client.post("/v1/completions", json={**BODY, "stream": True}).text
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["type"] == "server_error"
+    assert len(events) == 4
+
+
+def test_a_full_queue_is_429_and_a_draining_engine_503(
+    engine: FakeEngine, client: TestClient
+) -> None:
+    engine.busy = True
+    assert client.post("/v1/completions", json=BODY).status_code == 429
+    engine.ready = False
+    assert client.post("/v1/completions", json=BODY).status_code == 503
+    assert client.get("/ready").status_code == 503
+    assert client.get("/health").status_code == 200
+
+
+def test_when_one_prompt_of_several_is_not_taken_the_others_are_cancelled(
+    engine: FakeEngine, client: TestClient
+) -> None:
+    engine.busy_after = 1
+    response = client.post("/v1/completions", json={**BODY, "prompt": ["one", "two"]})
+    assert response.status_code == 429
+    assert engine.cancelled == {1}
+
+
+def test_logits_are_captured_with_debug_hooks_only(engine: FakeEngine) -> None:
+    headers = {"x-kvtiers-capture-logits": "1"}
+    for debug_hooks in (False, True):
+        with _client(engine, debug_hooks=debug_hooks) as client:
+            client.post("/v1/completions", json=BODY, headers=headers)
+            assert engine.requests[max(engine.requests)].capture_logits is debug_hooks
+            assert ("/cache/debug/logits" in str(client.get("/openapi.json").json())) is False
+
+
+def test_debug_hooks_are_refused_on_an_open_interface() -> None:
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1 only"):
+        ServerSettings(host="0.0.0.0", debug_hooks=True)
+
+
+def test_the_server_writes_what_its_document_promises(client: TestClient) -> None:
+    more = {"logprobs": 1, "n": 2, "return_cached_tokens_details": True}
+    Completion.model_validate(client.post("/v1/completions", json={**BODY, **more}).json())
+    chat = {**CHAT, "logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True}}
+    ChatCompletion.model_validate(client.post("/v1/chat/completions", json=chat).json())
+    streamed = client.post("/v1/chat/completions", json={**chat, "stream": True}).text
+    lines = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
+    chunks = [ChatCompletionChunk.model_validate_json(line) for line in lines[:-1]]
+    assert chunks[-1].usage is not None
+    plain = client.post("/v1/completions", json={**BODY, "stream": True}).text
+    for line in plain.split("\n\n"):
+        if line and not line.endswith("[DONE]"):
+            Completion.model_validate_json(line.removeprefix("data: "))
+
+
+def test_the_other_answers_of_a_prompt_do_not_count_its_tokens_again(client: TestClient) -> None:
+    usage = client.post("/v1/completions", json={**BODY, "n": 3}).json()["usage"]
+    assert usage["completion_tokens"] == 9
+    assert usage["prompt_tokens_details"]["cached_tokens_details"] == {
+        "device": 1,
+        "host": 2,
+        "storage": 3,
+    }
