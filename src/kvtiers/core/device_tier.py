@@ -63,7 +63,7 @@ class DeviceTier:
         removed = 0
         for run in victims(state.device_order, held_on_device):
             wholly_on_host = run.host_start == 0 and run.host_end >= run.device_pages
-            if not wholly_on_host and self._host.held_below(run):
+            if not wholly_on_host and self._is_read_from(run, 0):
                 continue
             removed += run.device_pages
             if wholly_on_host:
@@ -106,13 +106,18 @@ class DeviceTier:
             reason = _REASON_WITHOUT_ROOM[self._state.config.write_policy]
         lose_from = max(cut, keep)
         if lose_from < device:
-            if self._host.held_below(run):
-                return Freed(0, device - keep)  # a copy still reads what would be lost below
+            if self._is_read_from(run, lose_from):
+                return Freed(0, device - keep)  # a copy still reads what would be lost
             self._lose_device_pages(run, lose_from, reason)
         if cut <= keep or cut == first:
             return Freed(device - lose_from, 0)
         self._copies.save(run, first, cut)
         return Freed(device - lose_from, cut - keep)
+
+    def _is_read_from(self, run: Run, page: int) -> bool:
+        """Whether a copy reads host pages of the run from `page` on, or any page below it."""
+        being_stored = run.store is not None and run.host_end > page
+        return being_stored or self._host.held_below(run)
 
     def _why_lost(self, run: Run) -> LeaveReason | None:
         """Why an unsaved page of the run will not be saved; None: the policy saves it."""
