@@ -272,10 +272,14 @@ class SchedulerWorld:
     def run(self, steps_max: int = 1_000_000) -> None:
         """Step until every request has ended and every copy with it."""
         for _ in range(steps_max):
-            if not self.scheduler.has_work and self.shell.next_event is None:
+            if self.scheduler.has_work:
+                self.step()
+                continue
+            self.shell.pump(self.now)
+            if self.shell.next_event is None:
                 self.check_at_rest()
                 return
-            self.step()
+            self.now = max(self.now, self.shell.next_event)
         raise InvariantViolation(
             f"after {steps_max} steps {self.scheduler.running} requests run and "
             f"{self.scheduler.waiting} wait"
@@ -286,7 +290,6 @@ class SchedulerWorld:
 
         Raises `InvariantViolation` otherwise.
         """
-        self.shell.pump(self.now)
         self.ledger.check()
         counts = self.cache.recount()
         wrong = self.ledger.audit(counts)
