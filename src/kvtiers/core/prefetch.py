@@ -181,6 +181,8 @@ class Prefetcher:
             self._complete(ticket)
             return
         ticket.found_pages = got
+        if ticket.closed:  # its request is gone; the reads go on for those that follow it
+            self._unused(ticket, UnfulfilledReason.DROPPED, got)
         batch = state.config.prefetch_batch_pages
         for begin in range(0, got, batch):
             self._read(ticket, ticket.first_page + begin, min(batch, got - begin))
