@@ -324,7 +324,8 @@ class World:
         for tier in (Tier.DEVICE, Tier.HOST):
             for state in (SlotState.QUARANTINED, SlotState.RESERVED, SlotState.PRIVATE):
                 assert counted.get((tier, state), 0) == 0, (tier, state)
-        assert {k: v for k, v in self.ledger.open_ends().items() if v} == {}
+        open_ends = {what: count for what, count in self.ledger.open_ends().items() if count}
+        assert open_ends == {}, open_ends
         self.check_storage()
         assert self.controller.close(10)
 
