@@ -219,7 +219,13 @@ class Copies:
         state.unlock(operation.run)
 
     def _remember_failed_load(self, request_id: int, page: int) -> None:
-        """Kept until the request ends otherwise; bounded, for requests that never come back."""
+        """Kept until the request ends otherwise; bounded, for requests that never come back.
+
+        A second failure says that loading does not work for it now: nothing of host is tried
+        again, so a request is voided at most twice whatever the link does.
+        """
+        if request_id in self.failed_loads:
+            page = 0
         while len(self.failed_loads) >= _FAILED_LOADS_MAX:
             del self.failed_loads[next(iter(self.failed_loads))]
         self.failed_loads[request_id] = page
