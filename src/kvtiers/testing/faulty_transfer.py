@@ -89,8 +89,8 @@ class FaultyTransfer:
         self._fail_rate = fail_rate
         self._delay_polls_max = delay_polls_max
         self._delayed: list[tuple[int, list[Copy]]] = []  # polls left, copies
-        self._failing: set[int] = set()
-        self._failed: list[Completion] = []
+        self._failing: set[int] = set()  # copies that fail or have failed
+        self._failed: list[Completion] = []  # not yet polled
 
     def submit(self, copies: Sequence[Copy]) -> None:
         passed_on: list[Copy] = []
@@ -98,9 +98,9 @@ class FaultyTransfer:
             if self._random.random() >= self._fail_rate:
                 passed_on.append(copy)
                 continue
+            self._failing.add(copy.op_id)
             pages = self._random.randrange(copy.pages)
             if pages:
-                self._failing.add(copy.op_id)
                 passed_on.append(_leading(copy, pages))
             else:
                 self._failed.append(Completion(copy.op_id, 0, FailReason.TRANSFER, None, None))
@@ -112,12 +112,10 @@ class FaultyTransfer:
         self._delayed = [(polls - 1, copies) for polls, copies in self._delayed]
         self._pass_on()
         failed, self._failed = self._failed, []
-        done = [
+        return failed + [
             replace(c, failure=c.failure or FailReason.TRANSFER) if c.op_id in self._failing else c
             for c in self.inner.poll()
         ]
-        self._failing.difference_update(c.op_id for c in done)
-        return failed + done
 
     def on_completion(self, callback: Callable[[], None]) -> None:
         self.inner.on_completion(callback)
@@ -125,7 +123,7 @@ class FaultyTransfer:
     def wait_layer(self, op_ids: Sequence[int], layer: int, timeout_seconds: float) -> bool:
         """A copy that is waited for is delayed no further."""
         wanted = set(op_ids)
-        if any(c.op_id in wanted for c in self._failed) or wanted & self._failing:
+        if wanted & self._failing:
             return False
         self._delayed = [
             (0 if any(copy.op_id in wanted for copy in copies) else polls, copies)

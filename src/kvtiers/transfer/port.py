@@ -51,8 +51,9 @@ class Transfer(Protocol):
     def wait_layer(self, op_ids: Sequence[int], layer: int, timeout_seconds: float) -> bool:
         """Block until layer `layer` of these load-backs has arrived (or they have ended).
 
-        False: the time ran out, or one of them failed; the caller must not use the result.
-        Ids that are unknown or long ended count as arrived.
+        False: the time ran out, or one of them failed; the caller must not use the result. A
+        failure counts also after `poll` has told of it: acks are applied in order of issue, so a
+        lease may still rely on the copy. Ids that are unknown or long ended count as arrived.
         """
         ...
 
