@@ -3,12 +3,14 @@
     python benchmarks/storage.py [--json FILE] [--directory DIR] [--pairs N] [--mib M]
                                  [--page-bytes B ...] [--sglang-python PYTHON]
 
-Writes and reads whole pages with four threads, interleaved with fio on the same disk (direct I/O,
-libaio, eight requests in flight, blocks of one page), pair by pair and in turns of who goes first.
-The ratio is the median over the pairs of ours / fio; ours includes preallocation, checksums,
+Writes and reads whole pages, as the storage worker does (one thread stores, four prefetch, 32 MiB
+to a call), interleaved with fio (direct I/O, libaio, eight blocks of one page in flight), pair by
+pair and in turns of who goes first. Disks of virtual machines differ by a factor of two from one
+region to the next, so both sides use the same blocks: those of one segment file, written once
+beforehand. The ratio is the median over the pairs of ours / fio; ours includes checksums,
 verification and the index. With `--sglang-python` (an interpreter that has SGLang installed) its
 file backend runs in the same turns, by default settings and flushed to disk within the time, since
-that is what direct I/O amounts to.
+that is what direct I/O amounts to; it writes files of its own.
 
 Then `exists_prefix` of 1,000 pages, and the digests of a prompt of 13,500 tokens at page 16, native
 and in Python. Exit status 1 when a target is missed; a part whose peer is not installed is left out
@@ -37,11 +39,13 @@ import numpy as np
 
 from kvtiers.digests import NATIVE, page_digests, python_page_digests
 from kvtiers.storage import FileStore, StorageIdentity, page_refs
+from kvtiers.storage.file.format import Geometry
 from kvtiers.storage.port import PageRef
-from kvtiers.types import Namespace, token_key
+from kvtiers.types import FailReason, Namespace, token_key
 
-THREADS = 4
-BATCH_PAGES = 8
+READERS = 4
+BATCH_BYTES = 32 << 20
+FIO_DEPTH = 8
 PAGE_TOKENS = 16
 TARGET_FIO_RATIO = 0.85
 TARGET_SGLANG_WRITE_RATIO = 3.0
@@ -64,96 +68,100 @@ class Result:
 
 
 class OurSide:
-    """A store of its own for every pair: `THREADS` paths, each written and read by one thread."""
+    """A store of one segment that is written full again and again."""
 
     def __init__(self, directory: Path, page_bytes: int, total_bytes: int) -> None:
-        self.directory = directory
         self.page_bytes = page_bytes
-        pages = total_bytes // page_bytes // THREADS
+        pages = total_bytes // page_bytes // READERS
         identity = StorageIdentity(Namespace("bench"), PAGE_TOKENS, page_bytes, "uint8")
         self.paths = [
-            page_refs(identity, token_key(np.arange(pages * PAGE_TOKENS) + thread), 0, pages)
-            for thread in range(THREADS)
+            page_refs(identity, token_key(np.arange(pages * PAGE_TOKENS) + reader), 0, pages)
+            for reader in range(READERS)
         ]
-        self.total_bytes = pages * page_bytes * THREADS
+        self.total_bytes = pages * page_bytes * READERS
         slot_bytes = -(-page_bytes // 4096) * 4096
-        rng = np.random.default_rng(1)
-        self.buffers = []
-        for _ in range(THREADS):
-            memory = mmap.mmap(-1, slot_bytes * BATCH_PAGES)
-            memory.write(rng.bytes(slot_bytes * BATCH_PAGES))
+        self.batch_pages = max(1, BATCH_BYTES // slot_bytes)
+        noise = np.random.default_rng(1).bytes(slot_bytes)
+        self.targets = []
+        for _ in range(READERS):
+            memory = mmap.mmap(-1, slot_bytes * self.batch_pages)
+            memory.write(noise * self.batch_pages)
             view = memoryview(memory)
-            self.buffers.append(
-                [view[i * slot_bytes : i * slot_bytes + page_bytes] for i in range(BATCH_PAGES)]
+            self.targets.append(
+                [view[i * slot_bytes :][:page_bytes] for i in range(self.batch_pages)]
             )
-        self.store: FileStore | None = None
+        # As many different pages as fio has blocks in flight: neither side reads more memory.
+        self.sources = [self.targets[0][i % FIO_DEPTH] for i in range(self.batch_pages)]
+        self.store = FileStore(directory, page_bytes, segment_bytes=total_bytes * 9 // 8)
+        self._write()
+        (self.segment,) = directory.glob("segment-*.kv")
+        slots = Geometry.fitting(page_bytes, self.segment.stat().st_size)
+        self.data_offset = slots.data_offset
 
     def write(self) -> float:
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.store = FileStore(self.directory, self.page_bytes, 2 * self.total_bytes)
-        return self._run(self.store.write_from)
+        self.store.clear()
+        started = time.perf_counter()
+        self._write()
+        return self.total_bytes / (time.perf_counter() - started)
 
     def read(self) -> float:
-        assert self.store is not None
-        rate = self._run(self.store.read_into)
-        self.store.close()
-        shutil.rmtree(self.directory)
-        return rate
-
-    def _run(self, call: Callable[[list[PageRef], list[memoryview]], list[object]]) -> float:
-        """Bytes per second of `call` over all pages."""
-        failed: list[object] = []
-
-        def work(refs: list[PageRef], buffers: list[memoryview]) -> None:
-            for first in range(0, len(refs), BATCH_PAGES):
-                batch = refs[first : first + BATCH_PAGES]
-                outcomes = call(batch, buffers[: len(batch)])
-                failed.extend(outcome for outcome in outcomes if outcome is not None)
-
-        threads = [
-            threading.Thread(target=work, args=arguments)
-            for arguments in zip(self.paths, self.buffers, strict=True)
+        if self.store.stats().pages == 0:
+            self._write()
+        readers = [
+            threading.Thread(target=self._each_batch, args=(self.store.read_into, refs, buffers))
+            for refs, buffers in zip(self.paths, self.targets, strict=True)
         ]
         started = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - started
-        if failed:
-            raise RuntimeError(f"{len(failed)} pages failed: {set(failed)}")
-        return self.total_bytes / seconds
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        return self.total_bytes / (time.perf_counter() - started)
+
+    def _write(self) -> None:
+        for refs in self.paths:
+            self._each_batch(self.store.write_from, refs, self.sources)
+
+    def _each_batch(
+        self,
+        call: Callable[[list[PageRef], list[memoryview]], list[FailReason | None]],
+        refs: list[PageRef],
+        buffers: list[memoryview],
+    ) -> None:
+        for first in range(0, len(refs), self.batch_pages):
+            batch = refs[first : first + self.batch_pages]
+            failed = set(call(batch, buffers[: len(batch)])) - {None}
+            assert not failed, f"pages failed: {failed}"
 
 
 class FioSide:
-    """fio on one preallocated file."""
+    """fio on the pages of the same segment file; the store is cleared before it overwrites them."""
 
-    def __init__(self, directory: Path, page_bytes: int, total_bytes: int) -> None:
-        self.file = directory / "fio"
-        self.block_bytes = -(-page_bytes // 4096) * 4096
-        self.total_bytes = total_bytes // self.block_bytes * self.block_bytes
+    def __init__(self, ours: OurSide) -> None:
+        self.ours = ours
+        self.block_bytes = -(-ours.page_bytes // 4096) * 4096
+        self.total_bytes = ours.total_bytes // ours.page_bytes * self.block_bytes
 
     def write(self) -> float:
-        self.file.unlink(missing_ok=True)
+        self.ours.store.clear()
         return self._run("write")
 
     def read(self) -> float:
-        rate = self._run("read")
-        self.file.unlink()
-        return rate
+        return self._run("read")
 
     def _run(self, direction: str) -> float:
         ran = subprocess.run(
             [
                 "fio",
                 "--name=pages",
-                f"--filename={self.file}",
+                f"--filename={self.ours.segment}",
+                f"--offset={self.ours.data_offset}",
                 f"--size={self.total_bytes}",
                 f"--rw={direction}",
                 f"--bs={self.block_bytes}",
                 "--direct=1",
                 "--ioengine=libaio",
-                "--iodepth=8",
+                f"--iodepth={FIO_DEPTH}",
                 "--output-format=json",
             ],
             capture_output=True,
@@ -211,7 +219,7 @@ class SglangSide:
     def rates(self) -> tuple[float, float]:
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir()
-        arguments = [self.directory, self.page_bytes, self.pages, THREADS]
+        arguments = [self.directory, self.page_bytes, self.pages, READERS]
         ran = subprocess.run(
             [self.python, "-c", SGLANG_PROGRAM, *map(str, arguments)],
             capture_output=True,
@@ -232,8 +240,8 @@ class SglangSide:
 def compare_pages(
     directory: Path, page_bytes: int, total_bytes: int, pairs: int, sglang_python: str | None
 ) -> list[Result]:
-    ours = OurSide(directory / "store", page_bytes, total_bytes)
-    fio = FioSide(directory, page_bytes, total_bytes) if shutil.which("fio") else None
+    ours = OurSide(directory / f"store-{page_bytes}", page_bytes, total_bytes)
+    fio = FioSide(ours) if shutil.which("fio") else None
     sglang = None
     if sglang_python is not None:
         sglang = SglangSide(sglang_python, directory, page_bytes, total_bytes)
@@ -255,6 +263,9 @@ def compare_pages(
             written, read = sglang.rates()
             note("SGLang write", written)
             note("SGLang read", read)
+
+    ours.store.close()
+    shutil.rmtree(ours.segment.parent)
 
     label = f"{page_bytes / 1024:.0f} KiB pages"
     results = []
@@ -357,7 +368,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file as well")
     parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--mib", type=int, default=1024, help="MiB written and read in each turn")
+    parser.add_argument("--mib", type=int, default=2048, help="MiB written and read in each turn")
     parser.add_argument("--page-bytes", type=int, nargs="+", default=[2 << 20, 737_280])
     parser.add_argument("--sglang-python", help="an interpreter that has SGLang installed")
     arguments = parser.parse_args()

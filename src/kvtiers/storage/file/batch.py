@@ -39,11 +39,12 @@ class WriteBatch:
         self._buffers = buffers
         self._places = places
         self._sequences = sequences
-        self._checksums: dict[int, bytes] = {}
+        self._checksums: list[bytes] = []
 
     def write(self, crew: Crew, run_pages: int, *, sync: bool) -> None:
         """Afterwards every page that is not in `failures` is found by the next open."""
-        crew.each(self._write_pages, self._runs(run_pages))
+        # The checksums are the caller's work: a helper that computes keeps the disk waiting.
+        crew.each(self._write_pages, self._runs(run_pages), meanwhile=self._compute_checksums)
         if sync:
             self._each_segment(Segment.sync)
         self._fail_descendants()
@@ -58,7 +59,9 @@ class WriteBatch:
         buffers = [self._buffers[position] for position in positions]
         first = self._places[positions[0]]
         self._attempt(positions, lambda segment: segment.write_pages(first.slot, buffers))
-        self._checksums.update(zip(positions, map(fmt.checksum, buffers), strict=True))
+
+    def _compute_checksums(self) -> None:
+        self._checksums = [fmt.checksum(buffer) for buffer in self._buffers]
 
     def _write_headers(self, positions: Sequence[int]) -> None:
         stored_at = int(time.time())

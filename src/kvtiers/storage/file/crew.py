@@ -1,6 +1,6 @@
 """A few threads that help whoever calls the store, so that one call keeps the disk busy.
 
-A system call moves one piece and the next piece's checksum is computed meanwhile. The caller works
+System calls move several pieces at once, and checksums are computed meanwhile. The caller works
 along, and never waits for a helper that has not begun: when all helpers are busy, or stuck in the
 kernel with somebody else's piece, it does its work alone.
 """
@@ -22,11 +22,16 @@ class Crew:
         self._helpers = helpers
         self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="kvtiers-file-io")
 
-    def each(self, work: Callable[[ItemT], None], items: Iterable[ItemT]) -> None:
+    def each(
+        self,
+        work: Callable[[ItemT], None],
+        items: Iterable[ItemT],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Do `work` for every item, in any order and at the same time; returns when all are done.
 
-        An exception of any of them is raised once nothing is being worked on any more; items that
-        were not begun by then are left undone.
+        The caller does `meanwhile` before it works along. An exception of any of them is raised
+        once nothing is being worked on any more; items not begun by then are left undone.
         """
         waiting = deque(items)
 
@@ -42,10 +47,14 @@ class Crew:
                     waiting.clear()
                     raise
 
-        helping = [self._pool.submit(drain) for _ in range(min(self._helpers, len(waiting) - 1))]
+        helpers = min(self._helpers, len(waiting) - (meanwhile is None))
+        helping = [self._pool.submit(drain) for _ in range(helpers)]
         try:
+            if meanwhile is not None:
+                meanwhile()
             drain()
         finally:
+            waiting.clear()
             begun = [future for future in helping if not future.cancel()]
             errors = [error for future in begun if (error := future.exception()) is not None]
         if errors:

@@ -50,8 +50,8 @@ _log = logging.getLogger("kvtiers.storage")
 _CHUNK_BYTES = 32 << 20
 """A batch becomes readable in pieces of this size, its head first."""
 
-_HELPERS = 3
-"""With the caller, four pieces in flight: what it takes to keep a fast disk busy."""
+_HELPERS = 4
+"""Pieces in flight: what it takes to keep a fast disk busy."""
 
 _CLOSE_WAIT_SECONDS = 5.0
 
