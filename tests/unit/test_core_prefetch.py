@@ -354,3 +354,28 @@ def test_storage_that_is_detached_is_asked_no_more_and_forgotten() -> None:
     cache.cache.attach_storage(cache.now)
     cache.settle()
     assert cache.prefetch(prompt(2, 3 * PAGE)) is not None
+
+
+def test_a_follower_asks_for_its_own_rest_once_the_shared_head_has_arrived() -> None:
+    cache = driver(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
+    head = prompt(1, 2 * PAGE)
+    leader_tokens = [*head, *prompt(2, 2 * PAGE), 0]
+    follower_tokens = [*head, *prompt(3, 2 * PAGE), 0]
+    leader = cache.prefetch(leader_tokens)
+    follower = cache.prefetch(follower_tokens)
+    assert leader is not None
+    assert follower is not None
+    assert follower not in cache.lookups
+    cache.found(leader, 4)
+    cache.ack_all()
+    question = cache.lookups[follower]
+    assert (question.first_page, question.pages) == (2, 2)
+    assert not cache.ready(follower)
+    cache.found(follower, 2)
+    cache.ack_all()
+    assert cache.ready(follower)
+    assert cache.serve(leader_tokens, ticket_id=leader)[:4] == (0, 0, 4 * PAGE, 1)
+    split = cache.serve(follower_tokens, ticket_id=follower)
+    assert split.storage_hit == 2 * PAGE
+    assert split.computed == 1
+    assert unused(cache) == {}

@@ -6,8 +6,9 @@
 
 A ticket belongs to one request and locks the path that its pages continue. What it reads is
 private to its operations until their acknowledgement; then it is published as host pages, unless
-somebody else has published the same pages meanwhile. A second request for the same pages follows
-the first one's ticket instead of reading them again.
+somebody else has published the same pages meanwhile. A second request for the same first page
+follows the first one's ticket instead of reading it again; when that has brought what they share,
+the follower asks for its own rest.
 """
 
 from __future__ import annotations
@@ -123,17 +124,50 @@ class Prefetcher:
         )
         state.lock(match.run)
         self._tickets[ticket.ticket_id] = ticket
+        self._ask(ticket)
+        return ticket.ticket_id
+
+    def _ask(self, ticket: Ticket) -> None:
+        """Ask storage, or follow whoever is asking for the same first page already."""
         place = self._place(ticket)
         leader = self._leaders.get(place)
         if leader is not None and not leader.done and not leader.revoked:
             ticket.leader = leader
-        else:
-            self._leaders[place] = ticket
-            self._asked[ticket.ticket_id] = ticket
-            state.orders.append(
-                Lookup(ticket.ticket_id, namespace, key[: whole * page_bytes], match.pages, wanted)
+            return
+        ticket.leader = None
+        self._leaders[place] = ticket
+        self._asked[ticket.ticket_id] = ticket
+        whole = ticket.first_page + ticket.wanted_pages
+        path_key = ticket.key[: whole * self._state.tree.page_bytes]
+        self._state.orders.append(
+            Lookup(
+                ticket.ticket_id,
+                ticket.namespace,
+                path_key,
+                ticket.first_page,
+                ticket.wanted_pages,
             )
-        return ticket.ticket_id
+        )
+
+    def _go_on(self, follower: Ticket) -> None:
+        """What it shares with its leader is here: ask for the rest, if that is worth it."""
+        state = self._state
+        tree = state.tree
+        whole = follower.first_page + follower.wanted_pages
+        root = tree.roots[follower.namespace.digest]
+        match = tree.match(root, follower.key, whole * tree.page_bytes)
+        wanted = whole - match.pages
+        reason = self._why_not(wanted)
+        if reason is not None:
+            if wanted > 0:
+                state.facts.append((Fact.DECLINED, Purpose.PREFETCH, reason, wanted))
+            return
+        state.lock(match.run)
+        state.unlock(follower.anchor)
+        follower.anchor = match.run
+        follower.first_page = match.pages
+        follower.wanted_pages = wanted
+        self._ask(follower)
 
     def _why_not(self, wanted_pages: int) -> DeclineReason | None:
         state = self._state
@@ -269,6 +303,9 @@ class Prefetcher:
         self._asked.pop(ticket.ticket_id, None)
         for place in [place for place, each in self._leaders.items() if each is ticket]:
             del self._leaders[place]
+        if ticket.arrived_pages and ticket.failure is None:
+            for follower in [each for each in self._tickets.values() if each.leader is ticket]:
+                self._go_on(follower)
         if ticket.closed:
             self._state.unlock(ticket.anchor)
 
