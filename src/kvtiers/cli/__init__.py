@@ -43,6 +43,7 @@ COMMANDS = (
     Command("storage", "storage", "Look at a storage directory, check it, clean it.", group=True),
     Command("curve", "curve", "Hit ratio against capacity, for every capacity at once."),
     Command("replay", "replay", "Drive the real cache and scheduler with a trace."),
+    Command("plan", "plan", "Which tiers and which policy this traffic needs, and why."),
     Command("synth", "synth", "Write a made-up trace of chats, agents and retrieval."),
 )
 

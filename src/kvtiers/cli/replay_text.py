@@ -62,7 +62,8 @@ def print_replay(outcome: dict[str, Any], model_name: str) -> None:
     compute = outcome["compute"]
     typer.echo(
         f"computing {100 * compute['busy_share']:.0f} % of {compute['virtual_seconds']:,.0f} "
-        f"virtual seconds, {compute['waiting_for_layers_seconds']:.2f} s waiting for layers"
+        f"virtual seconds, prefilling {100 * compute['prefill_share']:.0f} %, "
+        f"{compute['waiting_for_layers_seconds']:.2f} s waiting for layers"
     )
     limits = outcome["limits"]
     typer.echo("limits: " + ("; ".join(limits) if limits else "none reached"))

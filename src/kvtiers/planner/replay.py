@@ -93,6 +93,7 @@ class ReplayResult:
     seconds: float
     """Virtual time from the first arrival to the last end."""
     busy_seconds: float
+    prefill_seconds: float
     stall_seconds: float
     steps: int
     storage_held_pages: int
@@ -217,6 +218,7 @@ class _Replay:
             flows=self.flows,
             seconds=clock(),
             busy_seconds=executor.busy_seconds,
+            prefill_seconds=executor.prefill_seconds,
             stall_seconds=executor.stall_seconds,
             steps=executor.batches,
             storage_held_pages=self.storage.held_pages if self.storage else 0,

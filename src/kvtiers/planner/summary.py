@@ -19,8 +19,8 @@ from kvtiers.types import LOSS_REASONS, RequestOutcome, Tier
 PERCENTILES = (50, 90, 95, 99)
 SECONDS_PER_DAY = 86_400.0
 
-COMPUTE_LIMIT_SHARE = 0.95
-"""A machine that computes for more than this share of the time has no time left to give."""
+COMPUTE_LIMIT_SHARE = 0.9
+"""A machine that prefills for more than this share of the time has hardly any left to give."""
 LINK_LIMIT_SHARE = 0.9
 """A link whose mean rate over the replay is above this share of its ceiling holds others up."""
 
@@ -83,6 +83,7 @@ def summarise(result: ReplayResult) -> dict[str, Any]:
         "compute": {
             "virtual_seconds": result.seconds,
             "busy_share": result.busy_seconds / span,
+            "prefill_share": result.prefill_seconds / span,
             "waiting_for_layers_seconds": result.stall_seconds,
             "steps": result.steps,
         },
@@ -190,9 +191,9 @@ def limits(result: ReplayResult) -> list[str]:
     """What holds this configuration up, most binding first; empty: nothing does."""
     found = []
     span = max(result.seconds, 1e-9)
-    share = result.busy_seconds / span
+    share = result.prefill_seconds / span
     if share > COMPUTE_LIMIT_SHARE:
-        found.append(f"compute: busy {100 * share:.0f} % of the time")
+        found.append(f"compute: prefilling {100 * share:.0f} % of the time")
     for link in LINKS.values():
         used = result.flows.total_bytes(link) / span / ceiling(result, link)
         if used > LINK_LIMIT_SHARE:

@@ -31,6 +31,8 @@ class VirtualExecutor:
         """All tokens of each live request, prompt and output, by request id."""
         self.batches = 0
         self.busy_seconds = 0.0
+        self.prefill_seconds = 0.0
+        """Of the busy time, what steps with prompt positions in them took."""
         self.stall_seconds = 0.0
         self._clock = clock
         self._cost = cost
@@ -40,7 +42,9 @@ class VirtualExecutor:
     def run(self, batch: Batch) -> BatchResult:
         """Let the time of the batch pass; every sampling chunk gets the trace's next token."""
         tokens = pairs = context = 0
+        prefills = False
         for chunk in batch.chunks:
+            prefills = prefills or chunk.output_index == 0
             tokens += chunk.tokens
             pairs += chunk.tokens * (2 * chunk.start + chunk.tokens)
             context += chunk.start
@@ -53,6 +57,8 @@ class VirtualExecutor:
         self._clock.advance_to(end)
         self.batches += steps
         self.busy_seconds += seconds
+        if prefills:
+            self.prefill_seconds += seconds
         stall = max(0.0, end - start - seconds)
         self.stall_seconds += stall
 

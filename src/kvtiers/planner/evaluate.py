@@ -1,0 +1,172 @@
+"""Replaying many configurations at once, in processes of their own.
+
+Each worker gets the trace once, at its start. A configuration comes back as an `Evaluation`, which
+is small; the whole outcome of a replay (series, ledger) comes back only where it is asked for.
+
+*Screening* replays the whole trace with every output cut to a few tokens and with pages as large as
+the trace's blocks: most of a replay's time goes into decoding and into small pages, while hits,
+copies and prefill queueing depend little on either. What the screening ranks first is replayed in
+full before anything is recommended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvtiers.planner.columns import TraceColumns
+from kvtiers.planner.machines import Machine
+from kvtiers.planner.models import ModelShape
+from kvtiers.planner.prompts import PromptKeys
+from kvtiers.planner.replay import ReplayConfig, replay
+from kvtiers.planner.search import Candidate
+from kvtiers.planner.summary import summarise
+from kvtiers.planner.units import GIB
+from kvtiers.types import CacheConfig, PoolSpec
+
+SCREENING_OUTPUT_TOKENS = 4
+SCREENING_PAGE_TOKENS_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all configurations of a plan have in common."""
+
+    model: ModelShape
+    machine: Machine
+    page_tokens: int
+    speed: float = 1.0
+
+    def screening(self, block_tokens: int) -> Setting:
+        """The setting that a screening replays."""
+        page_tokens = max(self.page_tokens, min(block_tokens, SCREENING_PAGE_TOKENS_MAX))
+        return replace(self, page_tokens=page_tokens)
+
+    def replay_config(self, candidate: Candidate) -> ReplayConfig:
+        """A candidate as a replay's configuration."""
+        page_bytes = self.model.kv_bytes_per_token * self.page_tokens
+
+        def pages(gib: float) -> float:
+            return gib if math.isinf(gib) else math.floor(gib * GIB / page_bytes)
+
+        cache = CacheConfig(
+            device_pages=int(pages(candidate.device_gib)),
+            host_pages=int(pages(candidate.host_gib)),
+            page_tokens=self.page_tokens,
+            pools=(PoolSpec("kv", page_bytes),),
+            storage=candidate.storage_gib > 0,
+            write_policy=candidate.write_policy,
+            retention=candidate.retention,
+        )
+        return ReplayConfig(
+            cache, self.machine, storage_pages=pages(candidate.storage_gib), speed=self.speed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a replay of one configuration came to.
+
+    `outcome` is the whole summary (`planner.summary`), kept for full replays only.
+    """
+
+    candidate: Candidate
+    full: bool
+    hit_ratio: float
+    hit_ratios: dict[str, float]
+    ttft_p50_seconds: float
+    ttft_p95_seconds: float
+    prefill_share: float
+    refused: int
+    waiting_at_last_arrival: int
+    lost_tokens: int
+    regret_tokens: int
+    backed_up_bytes: float
+    written_bytes_per_day: float
+    limits: tuple[str, ...]
+    outcome: dict[str, Any] | None = None
+
+
+def evaluate(
+    columns: TraceColumns,
+    keys: PromptKeys,
+    setting: Setting,
+    candidate: Candidate,
+    *,
+    full: bool,
+) -> Evaluation:
+    """Replay one configuration, in this process."""
+    outcome = summarise(replay(columns, setting.replay_config(candidate), keys=keys))
+    ttft = outcome["ttft_seconds"] or {"p50": math.inf, "p95": math.inf}
+    losses = outcome["losses"]
+    return Evaluation(
+        candidate=candidate,
+        full=full,
+        hit_ratio=outcome["hits"]["hit_ratio"],
+        hit_ratios=outcome["hits"]["ratios"],
+        ttft_p50_seconds=ttft["p50"],
+        ttft_p95_seconds=ttft["p95"],
+        prefill_share=outcome["compute"]["prefill_share"],
+        refused=outcome["requests"]["refused"],
+        waiting_at_last_arrival=outcome["requests"]["waiting_at_last_arrival"],
+        lost_tokens=losses["lost_tokens"],
+        regret_tokens=sum(losses["regret_tokens"].values()),
+        backed_up_bytes=outcome["links"]["device_to_host"]["bytes"],
+        written_bytes_per_day=outcome["storage"]["written_bytes_per_day"],
+        limits=tuple(outcome["limits"]),
+        outcome=outcome if full else None,
+    )
+
+
+def with_short_outputs(columns: TraceColumns) -> TraceColumns:
+    """The same trace with outputs cut to what screening decodes."""
+    cut = np.minimum(columns.output_tokens, SCREENING_OUTPUT_TOKENS)
+    return replace(columns, output_tokens=cut, output_starts=None, output_block_ids=None)
+
+
+class Pool:
+    """Processes that replay configurations of one trace. Use as a context manager."""
+
+    def __init__(self, columns: TraceColumns, setting: Setting, processes: int) -> None:
+        self._executor = ProcessPoolExecutor(
+            processes,
+            # not fork: a progress bar's thread may hold a lock at that moment
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(columns, setting),
+        )
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def map(self, candidates: Sequence[Candidate], *, full: bool) -> Iterator[Evaluation]:
+        """Evaluations in the order in which they are done."""
+        futures = [self._executor.submit(_work, candidate, full) for candidate in candidates]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+_worker: dict[bool, tuple[TraceColumns, PromptKeys, Setting]] = {}
+
+
+def _start_worker(columns: TraceColumns, setting: Setting) -> None:
+    # late copies are part of the outcome; a worker has nobody to log them to
+    logging.getLogger("kvtiers.runtime").setLevel(logging.ERROR)
+    short = with_short_outputs(columns)
+    _worker[True] = (columns, PromptKeys(columns), setting)
+    _worker[False] = (short, PromptKeys(short), setting.screening(columns.block_tokens))
+
+
+def _work(candidate: Candidate, full: bool) -> Evaluation:
+    columns, keys, setting = _worker[full]
+    return evaluate(columns, keys, setting, candidate, full=full)

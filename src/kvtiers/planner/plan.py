@@ -1,0 +1,253 @@
+"""The plan: curve, screening, full replays, and a choice among what was replayed in full.
+
+    every combination --curve--> worth a look --screening--> finalists --full replay--> the choice
+
+Owns the order of these steps and the rules of the choice. What it is called in words is `advice`'s,
+what it looks like `report`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtiers.errors import ConfigError
+from kvtiers.planner.columns import TraceColumns
+from kvtiers.planner.evaluate import Evaluation, Pool, Setting
+from kvtiers.planner.search import (
+    POLICIES,
+    Bound,
+    Candidate,
+    Excluded,
+    Prices,
+    Target,
+    candidates_for,
+    prune,
+    sizes_for,
+    storage_sizes_for,
+)
+from kvtiers.types import Retention, WritePolicy
+
+FINALISTS_MAX = 12
+CLOSE_ENOUGH = 1.1
+"""Without a target the choice is the cheapest configuration within this factor of the best TTFT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What to look at; None: what the curve suggests."""
+
+    device_gib: float
+    host_max_gib: float | None = None
+    storage_max_gib: float | None = None
+    host_sizes: Sequence[float] | None = None
+    storage_sizes: Sequence[float] | None = None
+    policies: Sequence[tuple[WritePolicy, Retention]] = POLICIES
+
+    def candidates(self, bound: Bound) -> list[Candidate]:
+        """Every combination of sizes and policies."""
+        hosts = self.host_sizes
+        if hosts is None:
+            hosts = sizes_for(bound, self.device_gib, self.host_max_gib)
+        stores = self.storage_sizes
+        if stores is None:
+            stores = storage_sizes_for(bound, self.device_gib, self.storage_max_gib)
+        return candidates_for(
+            self.device_gib, sorted({0.0, *hosts}), sorted({0.0, *stores}), self.policies
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a plan found; `choice` and `steps` are full replays."""
+
+    setting: Setting
+    target: Target
+    prices: Prices
+    bound: Bound
+    trace: TraceFacts
+    considered: int
+    excluded: Counter[Excluded]
+    screened: list[Evaluation]
+    replayed: list[Evaluation]
+    choice: Evaluation
+    reached: bool
+    """Whether the choice reaches the target."""
+    steps: list[Evaluation]
+    """The front: each costs more than the one before and answers sooner."""
+
+    def screening_of(self, candidate: Candidate) -> Evaluation:
+        return next(e for e in self.screened if e.candidate == candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """What the answer's certainty depends on."""
+
+    name: str
+    requests: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    prefill_share: float
+    """Share of the trace's time that prefill would take without any cache."""
+
+    @classmethod
+    def of(cls, name: str, columns: TraceColumns, setting: Setting) -> TraceFacts:
+        arrivals = columns.arrival_seconds
+        seconds = float(arrivals[-1] - arrivals[0]) / setting.speed
+        cost = setting.machine.cost
+        prefill = sum(cost.prefill_seconds(n, chunk=8192) for n in columns.input_tokens.tolist())
+        return cls(
+            name=name,
+            requests=columns.requests,
+            seconds=seconds,
+            prompt_tokens=int(columns.input_tokens.sum()),
+            output_tokens=int(columns.output_tokens.sum()),
+            prefill_share=prefill / max(seconds, 1e-9),
+        )
+
+
+Progress = Callable[[str, int, int], None]
+"""Told after each replay: the phase, how many are done, of how many."""
+
+
+def make_plan(
+    columns: TraceColumns,
+    setting: Setting,
+    space: Space,
+    target: Target,
+    prices: Prices,
+    *,
+    name: str,
+    processes: int = 2,
+    progress: Progress | None = None,
+) -> Plan:
+    """Search the space for the target. Raises `ConfigError` when nothing can serve the trace."""
+    bound = Bound(columns, setting.model.kv_bytes_per_token)
+    facts = TraceFacts.of(name, columns, setting)
+    pruned = prune(space.candidates(bound), bound, target, prices, facts.prefill_share)
+    with Pool(columns, setting, processes) as pool:
+        screened = _replay(pool, pruned.kept, "screening", False, progress)
+        finalists = choose_finalists(screened, target, prices)
+        replayed = _replay(pool, finalists, "full replays", True, progress)
+    if all(e.hit_ratio == 0 and e.ttft_p95_seconds == float("inf") for e in replayed):
+        raise ConfigError(
+            f"a device of {space.device_gib:g} GiB of KV memory can hold none of the trace's "
+            "prompts; give --device-gib more"
+        )
+    choice, reached = choose(replayed, target, prices)
+    return Plan(
+        setting=setting,
+        target=target,
+        prices=prices,
+        bound=bound,
+        trace=facts,
+        considered=pruned.considered,
+        excluded=pruned.excluded,
+        screened=screened,
+        replayed=replayed,
+        choice=choice,
+        reached=reached,
+        steps=front(replayed, prices),
+    )
+
+
+def meets(evaluation: Evaluation, target: Target, prices: Prices) -> bool:
+    """Whether a configuration reaches the target (a budget is met by what was not excluded)."""
+    if target.ttft_p95_seconds is not None and (
+        evaluation.ttft_p95_seconds > target.ttft_p95_seconds
+    ):
+        return False
+    if target.hit_ratio is not None and evaluation.hit_ratio < target.hit_ratio:
+        return False
+    if target.budget_gib is not None:
+        budget = target.budget_gib * prices.host_per_gib
+        return evaluation.candidate.cost(prices) <= budget * (1 + 1e-9)
+    return True
+
+
+def choose(
+    evaluations: Sequence[Evaluation], target: Target, prices: Prices
+) -> tuple[Evaluation, bool]:
+    """The best of some evaluations, and whether it reaches the target.
+
+    With a TTFT or a hit ratio to reach: the cheapest that does, else the one that comes closest.
+    With a budget alone: the soonest answers. With neither: the cheapest that is close to the best.
+    """
+    fewest_refused = min(e.refused for e in evaluations)
+    fit = [e for e in evaluations if e.refused == fewest_refused]
+    meeting = [e for e in fit if meets(e, target, prices)]
+    if target.ttft_p95_seconds is not None or target.hit_ratio is not None:
+        if meeting:
+            return min(meeting, key=lambda e: _thrift(e, prices)), True
+        if target.ttft_p95_seconds is not None:
+            return min(fit, key=lambda e: (e.ttft_p95_seconds, e.candidate.cost(prices))), False
+        return max(fit, key=lambda e: (e.hit_ratio, -e.candidate.cost(prices))), False
+    best = min(meeting or fit, key=lambda e: (e.ttft_p95_seconds, e.candidate.cost(prices)))
+    if target.budget_gib is not None:
+        return best, bool(meeting)
+    close = [e for e in fit if e.ttft_p95_seconds <= best.ttft_p95_seconds * CLOSE_ENOUGH]
+    return min(close, key=lambda e: _thrift(e, prices)), True
+
+
+def front(evaluations: Sequence[Evaluation], prices: Prices) -> list[Evaluation]:
+    """Those that nothing cheaper beats in TTFT p95, cheapest first."""
+    steps: list[Evaluation] = []
+    for each in sorted(evaluations, key=lambda e: _thrift(e, prices)):
+        if not steps or each.ttft_p95_seconds < steps[-1].ttft_p95_seconds * 0.995:
+            steps.append(each)
+    return steps
+
+
+def choose_finalists(
+    screened: Sequence[Evaluation], target: Target, prices: Prices
+) -> list[Candidate]:
+    """What deserves a full replay: the base, the likely choice under every policy, the front."""
+    choice, _ = choose(screened, target, prices)
+    base = [e for e in screened if not e.candidate.host_gib]
+    likely = [
+        e
+        for e in screened
+        if (e.candidate.host_gib, e.candidate.storage_gib)
+        == (choice.candidate.host_gib, choice.candidate.storage_gib)
+    ]
+    steps = front(screened, prices)
+    near = sorted(
+        screened,
+        key=lambda e: (
+            not meets(e, target, prices),
+            abs(e.candidate.cost(prices) - choice.candidate.cost(prices)),
+            e.ttft_p95_seconds,
+        ),
+    )
+    ordered = [*base, choice, *likely, *_spread(steps, 5), *near]
+    return list(dict.fromkeys(e.candidate for e in ordered))[:FINALISTS_MAX]
+
+
+def _spread(steps: Sequence[Evaluation], most: int) -> list[Evaluation]:
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
+
+
+def _thrift(evaluation: Evaluation, prices: Prices) -> tuple[float, float]:
+    return (evaluation.candidate.cost(prices), evaluation.ttft_p95_seconds)
+
+
+def _replay(
+    pool: Pool,
+    candidates: Sequence[Candidate],
+    phase: str,
+    full: bool,
+    progress: Progress | None,
+) -> list[Evaluation]:
+    done: list[Evaluation] = []
+    if progress is not None:
+        progress(phase, 0, len(candidates))
+    for evaluation in pool.map(candidates, full=full):
+        done.append(evaluation)
+        if progress is not None:
+            progress(phase, len(done), len(candidates))
+    return sorted(done, key=lambda e: e.candidate)
