@@ -232,7 +232,7 @@ def bench_controller(requests: int = 2000) -> list[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--json", type=Path, help="also write the results to this file")
-    parser.add_argument("--pairs", type=int, default=15, help="interleaved pairs per figure")
+    parser.add_argument("--pairs", type=int, default=25, help="interleaved pairs per figure")
     parser.add_argument("--gib", type=float, default=0.5, help="size of each pool")
     args = parser.parse_args()
     results = bench_controller()
