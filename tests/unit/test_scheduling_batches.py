@@ -184,6 +184,7 @@ def test_the_fake_executor_refuses_chunks_without_slots():
     bench = Bench(growth_tokens=0)
     request = bench.request(4, max_tokens=5)
     bench.scheduler.step()
+    request.tokens, request.capacity_tokens = 5, 100
     bench.cache.leases[0].capacity_tokens = 2
     bench.cache.extend = lambda lease, tokens, now: True
     with pytest.raises(InvariantViolation, match="cannot run"):

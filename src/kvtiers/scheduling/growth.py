@@ -38,13 +38,13 @@ class Growth:
     def fill(self, adder: PrefillAdder, now: float) -> None:
         """Add the next position of every decoding request that has, or gets, a slot for it."""
         short: list[Request] = []
+        ready: list[Request] = []
         for request in self._roster.decoding.values():
-            lease = request.lease
-            assert lease is not None
-            if request.tokens <= lease.capacity_tokens or self._extend(request, now):
-                adder.add_decode(request)
+            if request.tokens <= request.capacity_tokens or self._extend(request, now):
+                ready.append(request)
             else:
                 short.append(request)
+        adder.add_decodes(ready)
         if not short:
             self._short_since = None
         elif self._short_since is None:
@@ -64,21 +64,25 @@ class Growth:
         repeats = min((r.final_tokens - r.tokens + 1 for r in requests), default=1)
         repeats = min(repeats, self._repeat_max)
         for request in requests:
-            lease = request.lease
-            assert lease is not None
             last = request.tokens + repeats - 1
-            if last > lease.capacity_tokens and not self._cache.extend(lease, last, now):
-                repeats = lease.capacity_tokens - request.tokens + 1
+            if last > request.capacity_tokens and not self._take(request, last, now):
+                repeats = request.capacity_tokens - request.tokens + 1
         return repeats
 
     def _extend(self, request: Request, now: float) -> bool:
         """Slots for the next position and, if there are any, for the growth after it."""
+        wanted = min(request.tokens + self._growth_tokens, request.final_tokens)
+        return self._take(request, wanted, now) or (
+            wanted > request.tokens and self._take(request, request.tokens, now)
+        )
+
+    def _take(self, request: Request, tokens: int, now: float) -> bool:
         lease = request.lease
         assert lease is not None
-        wanted = min(request.tokens + self._growth_tokens, request.final_tokens)
-        return self._cache.extend(lease, wanted, now) or (
-            wanted > request.tokens and self._cache.extend(lease, request.tokens, now)
-        )
+        if not self._cache.extend(lease, tokens, now):
+            return False
+        request.capacity_tokens = lease.capacity_tokens
+        return True
 
     def _make_room(self, short: list[Request], adder: PrefillAdder, now: float) -> None:
         roster = self._roster
@@ -89,7 +93,7 @@ class Growth:
         roster.retract(victim, now)
         for request in sorted(short, key=self._give_way_order):
             if request is not victim and self._extend(request, now):
-                adder.add_decode(request)
+                adder.add_decodes([request])
 
     def _give_way_order(self, request: Request) -> tuple[float, int]:
         return (self._roster.policy.rank(request, 0), request.request_id)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from kvtiers.core.interface import Blocked, LeaseView, PrefixCache, Refused
 from kvtiers.scheduling.config import SchedulerConfig
 from kvtiers.scheduling.executor import Batch, Chunk
-from kvtiers.scheduling.request import Request
+from kvtiers.scheduling.request import Request, RequestState
 
 
 class PrefillAdder:
@@ -56,11 +56,11 @@ class PrefillAdder:
         """Requests of the batch and how many positions each computes, in order."""
         return self._planned
 
-    def add_decode(self, request: Request) -> None:
-        """The next position of a decoding request. `max_running` fits into every step."""
-        self._step_tokens_left -= 1
-        self._decodes += 1
-        self._planned.append((request, 1))
+    def add_decodes(self, requests: list[Request]) -> None:
+        """The next position of each decoding request. `max_running` fits into every step."""
+        self._step_tokens_left -= len(requests)
+        self._decodes += len(requests)
+        self._planned += [(request, 1) for request in requests]
 
     def add_chunk(self, request: Request) -> int:
         """As much of a request's uncomputed prompt as fits; returns the positions (0: none)."""
@@ -125,6 +125,6 @@ class PrefillAdder:
                     len(request.output),
                 )
             )
-            if lease.load_ops:
-                load_ops.extend(lease.load_ops)
+            if request.state is RequestState.PREFILLING:
+                load_ops += lease.load_ops  # decoding requests have none left
         return Batch(tuple(chunks), tuple(dict.fromkeys(load_ops)), repeat)

@@ -9,7 +9,8 @@ metrics; `roster` moves requests between queues and tells the facts.
        +------- retracted -----------------------------+
 
 Invariants: a lease is held exactly in PREFILLING and DECODING; `key` is the prompt followed by
-`output`; positions below `computed_tokens` have KV; ENDED is final.
+`output`; positions below `computed_tokens` have KV, those below `capacity_tokens` a slot; ENDED
+is final.
 """
 
 from __future__ import annotations
@@ -70,7 +71,13 @@ class Request:
     state: RequestState = field(default=RequestState.WAITING, init=False)
     key: bytes = field(init=False, repr=False)
     output: list[int] = field(default_factory=list, init=False)
+    tokens: int = field(init=False)
+    """Prompt and output so far."""
+    final_tokens: int = field(init=False)
+    """Positions that need KV if `max_tokens` are produced; the last token never needs any."""
     computed_tokens: int = field(default=0, init=False)
+    capacity_tokens: int = field(default=0, init=False)
+    """Positions that have a slot; kept here because every step asks for it."""
     attempt: Attempt = field(default=Attempt.FIRST, init=False)
     lease: LeaseView | None = field(default=None, init=False)
     ticket_id: int | None = field(default=None, init=False)
@@ -99,20 +106,12 @@ class Request:
                 "smallest answer has 1 token"
             )
         self.key = self.prompt
+        self.tokens = self.prompt_tokens
+        self.final_tokens = self.tokens + self.params.max_tokens - 1
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) // TOKEN_BYTES
-
-    @property
-    def tokens(self) -> int:
-        """Prompt and output so far."""
-        return len(self.key) // TOKEN_BYTES
-
-    @property
-    def final_tokens(self) -> int:
-        """Positions that need KV if `max_tokens` are produced; the last one never needs any."""
-        return self.prompt_tokens + self.params.max_tokens - 1
 
     @property
     def deadline(self) -> float | None:
@@ -139,6 +138,7 @@ class Request:
         self.lease = lease
         self.ticket_id = None
         self.computed_tokens = lease.computed_tokens
+        self.capacity_tokens = lease.capacity_tokens
         self.booked = False
         if self.admitted_at is None:
             self.admitted_at = now
@@ -149,19 +149,23 @@ class Request:
         if lease is None:
             raise ProtocolError(f"request {self.request_id} ({self.state}) holds no lease")
         self.lease = None
-        self.computed_tokens = 0
+        self.computed_tokens = self.capacity_tokens = 0
         return lease
 
     def append(self, token: int, now: float) -> None:
         """One more token of the answer."""
-        self.append_all((token,), now)
-
-    def append_all(self, tokens: Sequence[int], now: float) -> None:
-        """Some more tokens of the answer. The key is copied once, however many they are."""
-        self.output.extend(tokens)
-        self.key += b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in tokens])
+        self.output.append(token)
+        self.key += token.to_bytes(TOKEN_BYTES, "little")
+        self.tokens += 1
         if self.first_token_at is None:
             self.first_token_at = now
+        self.last_token_at = now
+
+    def append_all(self, tokens: Sequence[int], now: float) -> None:
+        """Further tokens of the answer. The key is copied once, however many they are."""
+        self.output.extend(tokens)
+        self.key += b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in tokens])
+        self.tokens += len(tokens)
         self.last_token_at = now
 
     def end(self, outcome: RequestOutcome, message: str, now: float) -> None:

@@ -158,6 +158,7 @@ class Scheduler:
                 adder.add_chunk(request)
         self._admission.fill(adder, now)
         self._run(adder)
+        settlement.tell_gaps()
         self._report_prefill()
         self._flush_facts()
         outputs = roster.outputs
@@ -185,7 +186,7 @@ class Scheduler:
         """Hand out the orders, run the batch and settle it."""
         if self._pump():
             self._roster.releases += 1
-        for request in self._settlement.void_planned(adder.planned, self._clock()):
+        for request in self._settlement.void_failed(self._clock()):
             adder.remove(request)
         if not adder.planned:
             return

@@ -30,6 +30,7 @@ class Settlement:
     def __init__(self, cache: PrefixCache, config: SchedulerConfig, roster: Roster) -> None:
         self._cache = cache
         self._config = config
+        self._eos_token_ids = config.eos_token_ids
         self._roster = roster
         self._page_tokens = cache.config.page_tokens
         self._parked: dict[int, tuple[int, TokenResult | None]] = {}
@@ -48,12 +49,17 @@ class Settlement:
                 del self._parked[request_id]
             elif request.lease is not None and (request.lease.voided or not request.lease.load_ops):
                 del self._parked[request_id]
-                self._settle(request, computed, token, now)
+                self._settle_prefill(request, computed, token, now)
 
-    def void_planned(self, planned: list[tuple[Request, int]], now: float) -> list[Request]:
-        """Before the batch runs: give up attempts whose loads have failed by now."""
-        voided = [r for r, _ in planned if r.lease is not None and r.lease.voided]
+    def void_failed(self, now: float) -> list[Request]:
+        """Before a batch runs: give up attempts whose loads have failed by now."""
+        voided = [
+            request
+            for request in self._roster.prefilling.values()
+            if request.lease is not None and request.lease.voided
+        ]
         for request in voided:
+            self._parked.pop(request.request_id, None)
             self._retry(request, now)
         return voided
 
@@ -62,10 +68,15 @@ class Settlement:
         for index, (request, computed) in enumerate(planned):
             if index in result.failed:
                 self._failed(request, result.failed[index], now)
+            elif request.state is RequestState.PREFILLING:
+                self._settle_prefill(request, computed, result.results[index], now)
             elif result.repeated > 1:
                 self._settle_repeated(request, result, index, now)
             else:
-                self._settle(request, computed, result.results[index], now)
+                self._settle_decode(request, result.results[index], now)
+
+    def tell_gaps(self) -> None:
+        """One DECODED fact per time between tokens that occurred in this step: one, usually."""
         if self._gaps:
             facts = self._roster.facts
             facts.extend((Fact.DECODED, tokens, gap) for gap, tokens in self._gaps.items())
@@ -73,28 +84,29 @@ class Settlement:
 
     # ------------------------------------------------------------------ one chunk
 
-    def _settle(
+    def _settle_prefill(
         self, request: Request, computed: int, token: TokenResult | None, now: float
     ) -> None:
         lease = request.lease
         assert lease is not None, "a computed request holds a lease"
-        if request.state is RequestState.PREFILLING:
-            if lease.voided:
-                self._retry(request, now)
-                return
-            if lease.load_ops:
-                self._parked[request.request_id] = (computed, token)
-                return
-            self._commit_prefill(request, computed, now)
-            if token is None:
-                return
-            self._roster.decodes(request)
-            self._fork(request, now)
+        if lease.voided:
+            self._retry(request, now)
+        elif lease.load_ops:
+            self._parked[request.request_id] = (computed, token)
         else:
-            request.computed_tokens += computed
-            if request.computed_tokens % self._page_tokens == 0:
-                self._cache.commit(lease, request.key, request.computed_tokens, now)
+            self._commit_prefill(request, computed, now)
+            if token is not None:
+                self._roster.decodes(request)
+                self._fork(request, now)
+                self._append(request, token, now)
+
+    def _settle_decode(self, request: Request, token: TokenResult | None, now: float) -> None:
         assert token is not None, "the last position of a key is always sampled"
+        request.computed_tokens += 1
+        if request.computed_tokens % self._page_tokens == 0:
+            lease = request.lease
+            assert lease is not None, "a computed request holds a lease"
+            self._cache.commit(lease, request.key, request.computed_tokens, now)
         self._append(request, token, now)
 
     def _settle_repeated(
@@ -132,27 +144,25 @@ class Settlement:
         self._roster.in_compute.update(request)
 
     def _append(self, request: Request, token: TokenResult, now: float) -> None:
-        if request.last_token_at is None:
+        last_token_at = request.last_token_at
+        if last_token_at is None:
             self._roster.facts.append((Fact.FIRST_TOKEN, request.request_id, now - request.arrival))
         else:
-            gap = now - request.last_token_at
+            gap = now - last_token_at
             self._gaps[gap] = self._gaps.get(gap, 0) + 1
         request.append(token.token, now)
-        outcome = self._outcome(request, token.token)
+        params = request.params
+        outcome = None
+        if token.token in params.stop_token_ids or (
+            token.token in self._eos_token_ids and not params.ignore_eos
+        ):
+            outcome = RequestOutcome.STOP
+        elif request.tokens > request.final_tokens:
+            outcome = RequestOutcome.LENGTH
         if outcome is None:
             self._roster.outputs.append(StepOutput(request, token))
         else:
             self._roster.end(request, outcome, now, token=token)
-
-    def _outcome(self, request: Request, token: int) -> RequestOutcome | None:
-        params = request.params
-        if token in params.stop_token_ids or (
-            token in self._config.eos_token_ids and not params.ignore_eos
-        ):
-            return RequestOutcome.STOP
-        if len(request.output) >= params.max_tokens:
-            return RequestOutcome.LENGTH
-        return None
 
     # ------------------------------------------------------------------ failures and forks
 
