@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cache as memoize
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +25,9 @@ from kvtiers.metrics.ledger import Ledger
 from kvtiers.runtime.controller import CacheController
 from kvtiers.runtime.flights import Deadlines
 from kvtiers.runtime.storage_worker import StorageWorker
+from kvtiers.storage.file import FileStore
 from kvtiers.storage.memory import MemoryStore
+from kvtiers.storage.port import PageStore
 from kvtiers.testing.faulty_store import FaultyStore
 from kvtiers.testing.faulty_transfer import FaultyTransfer, GatedTransfer
 from kvtiers.transfer.cpu import CpuTransfer
@@ -84,6 +87,7 @@ class World:
     device_pages: int = 40
     host_pages: int = 56
     stored_pages: int = 120
+    directory: Path | None = None  # a file store there; None: the memory store
 
     now: float = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -111,15 +115,21 @@ class World:
             prefetch_timeout_base_seconds=0.5,
         )
         self.cache = UnifiedRadixCache(self.config)
-        self.ledger = Ledger(PAGE_TOKENS, (spec,), self.device_pages, self.host_pages, ("memory",))
+        self.ledger = Ledger(
+            PAGE_TOKENS, (spec,), self.device_pages, self.host_pages, ("memory", "file")
+        )
         self.gate = GatedTransfer(CpuTransfer([self.device], [host], clock=self.clock))
         self.transfer = FaultyTransfer(
             self.gate, self.seed, fail_rate=self.fail_rate, delay_polls_max=self.delay_polls_max
         )
         page_bytes = spec.bytes_per_slot
-        self.memory = MemoryStore(page_bytes, quota_bytes=self.stored_pages * page_bytes)
+        self.inner_store: PageStore
+        if self.directory is None:
+            self.inner_store = MemoryStore(page_bytes, self.stored_pages * page_bytes)
+        else:
+            self.inner_store = FileStore(self.directory, page_bytes, 4 << 20)
         self.store = FaultyStore(
-            self.memory,
+            self.inner_store,
             self.seed,
             error_rate=self.error_rate,
             loss_rate=self.loss_rate,
@@ -336,7 +346,7 @@ class World:
             pages = len(prompt) // PAGE_KEY_BYTES
             refs = self.worker._names.refs("kv", SPACE, prompt, 0, pages)
             for page, ref in enumerate(refs):
-                (outcome,) = self.memory.read_into([ref], [buffer])
+                (outcome,) = self.inner_store.read_into([ref], [buffer])
                 if outcome is None:
                     self.note("stored page checked")
                     expected = page_planes(prompt[: (page + 1) * PAGE_KEY_BYTES])

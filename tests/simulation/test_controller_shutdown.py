@@ -18,7 +18,7 @@ def world() -> World:
 
 def another_worker(world: World) -> StorageWorker:
     return StorageWorker(
-        {"kv": FaultyStore(world.memory)},
+        {"kv": FaultyStore(world.inner_store)},
         world.worker._pools,
         page_tokens=PAGE_TOKENS,
         layout="simulated",
@@ -31,7 +31,7 @@ def test_draining_finishes_backups_and_the_stores_that_follow(world: World) -> N
     serve(world, prompt_of(5, seed=2))
     assert world.controller.drain(10)
     assert world.ledger.copies[Purpose.STORE].ok_pages == 11
-    assert world.memory.stats().pages == 11
+    assert world.inner_store.stats().pages == 11
     assert world.controller.close(10)
 
 

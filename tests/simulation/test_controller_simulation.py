@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from controller_world import World
 
+from kvtiers.storage.file import FileStore
 from kvtiers.types import WritePolicy
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -50,6 +52,15 @@ def test_no_page_is_ever_wrong_and_the_books_balance(
     faults: str, policy: WritePolicy, seed: int
 ) -> None:
     run(seed, 250, write_policy=policy, **FAULTS[faults])
+
+
+def test_no_page_is_ever_wrong_with_files_either(tmp_path: Path) -> None:
+    world = run(3, 250, directory=tmp_path, **FAULTS["everything at once"])
+    world.inner_store.close()
+    world.inner_store = FileStore(tmp_path, world.device.spec.bytes_per_slot, 4 << 20)
+    world.check_storage()
+    world.inner_store.close()
+    assert world.reached["stored page checked"]
 
 
 def test_the_runs_reach_every_tier_and_the_rare_states() -> None:
