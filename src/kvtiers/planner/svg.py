@@ -112,9 +112,12 @@ class LineChart:
 
     def _mark(self, frame: _Frame, x: float, name: str) -> str:
         at = frame.x(x)
+        fits = at + 4 + _CHARACTER * len(name) < _WIDTH - _RIGHT
+        beside, anchor = (at + 4, "start") if fits else (at - 4, "end")
         return (
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" class="a" '
-            f'stroke-dasharray="2 3"/><text x="{at + 4:.1f}" y="{_TOP + 12}">{escape(name)}</text>'
+            f'stroke-dasharray="2 3"/><text x="{beside:.1f}" y="{_TOP + 12}" '
+            f'text-anchor="{anchor}">{escape(name)}</text>'
         )
 
     def _draw(self, frame: _Frame, series: Series, index: int) -> list[str]:

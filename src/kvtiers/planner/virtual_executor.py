@@ -44,7 +44,7 @@ class VirtualExecutor:
         tokens = pairs = context = 0
         prefills = False
         for chunk in batch.chunks:
-            prefills = prefills or chunk.output_index == 0
+            prefills = prefills or chunk.tokens > 1 or chunk.output_index == 0
             tokens += chunk.tokens
             pairs += chunk.tokens * (2 * chunk.start + chunk.tokens)
             context += chunk.start
