@@ -68,6 +68,7 @@ def ls(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     console.print(
         f"{directory}: {len(reports)} segments, {_size(file_bytes)}{in_use}",
         highlight=False,
+        soft_wrap=True,
     )
     if identities:
         _print_table(
@@ -126,6 +127,7 @@ def check(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
             f"{directory}: {report.checked_pages} pages ({_size(report.checked_bytes)}) read in "
             f"{seconds:.1f} s, {len(damages)} damaged, {report.unreachable_pages} unreachable",
             highlight=False,
+            soft_wrap=True,
         )
         if damages:
             _print_table(
@@ -159,6 +161,7 @@ def gc(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
         f"{directory}: {_size(report.freed_bytes)} given back in {report.removed_files} files; "
         f"{report.damaged_pages} damaged and {report.unreachable_pages} unreachable pages dropped",
         highlight=False,
+        soft_wrap=True,
     )
 
 

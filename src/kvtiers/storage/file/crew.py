@@ -3,16 +3,64 @@
 System calls move several pieces at once, and checksums are computed meanwhile. The caller works
 along, and never waits for a helper that has not begun: when all helpers are busy, or stuck in the
 kernel with somebody else's piece, it does its work alone.
+
+Not `concurrent.futures`: its threads would hold up the end of the process for a stuck disk, and it
+takes no work while the interpreter shuts down, when stores are still being written.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
+
+
+class _Round(Generic[ItemT]):
+    """The items of one call, and who is working on them."""
+
+    def __init__(self, work: Callable[[ItemT], None], items: Iterable[ItemT]) -> None:
+        self.waiting = deque(items)
+        self._work = work
+        self._changed = threading.Condition()
+        self._helping = 0
+        self._over = False
+        self._error: BaseException | None = None
+
+    def help(self) -> None:
+        """Work along, unless the round is over."""
+        with self._changed:
+            if self._over:
+                return
+            self._helping += 1
+        try:
+            self.drain()
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._helping -= 1
+                self._changed.notify()
+
+    def drain(self) -> None:
+        while True:
+            try:
+                item = self.waiting.popleft()
+            except IndexError:
+                return
+            self._work(item)
+
+    def end(self) -> None:
+        """Begin nothing more, wait for those who work, and raise what one of them raised."""
+        self.waiting.clear()
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: self._helping == 0)
+        if self._error is not None:
+            raise self._error
 
 
 class Crew:
@@ -20,7 +68,9 @@ class Crew:
 
     def __init__(self, helpers: int) -> None:
         self._helpers = helpers
-        self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="kvtiers-file-io")
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._started = 0
 
     def each(
         self,
@@ -33,33 +83,33 @@ class Crew:
         The caller does `meanwhile` before it works along. An exception of any of them is raised
         once nothing is being worked on any more; items not begun by then are left undone.
         """
-        waiting = deque(items)
-
-        def drain() -> None:
-            while True:
-                try:
-                    item = waiting.popleft()
-                except IndexError:
-                    return
-                try:
-                    work(item)
-                except BaseException:
-                    waiting.clear()
-                    raise
-
-        helpers = min(self._helpers, len(waiting) - (meanwhile is None))
-        helping = [self._pool.submit(drain) for _ in range(helpers)]
+        current = _Round(work, items)
+        for _ in range(min(self._helpers, len(current.waiting) - (meanwhile is None))):
+            self._start_thread()
+            self._calls.put(current.help)
         try:
             if meanwhile is not None:
                 meanwhile()
-            drain()
+            current.drain()
         finally:
-            waiting.clear()
-            begun = [future for future in helping if not future.cancel()]
-            errors = [error for future in begun if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
+            current.end()
 
     def close(self) -> None:
         """Let the threads end; calls that are under way end by themselves."""
-        self._pool.shutdown(wait=False)
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _start_thread(self) -> None:
+        with self._starting:
+            if self._started == self._helpers:
+                return
+            name = f"kvtiers-file-io-{self._started}"
+            try:
+                threading.Thread(target=self._help, name=name, daemon=True).start()
+            except RuntimeError:  # no thread to be had now: the caller does without
+                return
+            self._started += 1
+
+    def _help(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
