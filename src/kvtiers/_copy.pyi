@@ -1,4 +1,4 @@
-from collections.abc import Buffer
+from typing_extensions import Buffer
 
 def copy_rows(
     table: Buffer, source_slots: Buffer, target_slots: Buffer, coalesce: bool, /
