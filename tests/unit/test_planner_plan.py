@@ -106,8 +106,8 @@ def evaluation(
 
 
 def test_every_configuration_is_kept_or_excluded_for_a_reason(bound: Bound) -> None:
-    sizes = sizes_for(bound, 16.0, None)
-    stores = storage_sizes_for(bound, 16.0, None)
+    sizes = sizes_for(bound, 16.0, 4096.0)
+    stores = storage_sizes_for(bound, 16.0, 4096.0)
     assert sizes[0] == stores[0] == 0.0
     assert sizes == sorted(sizes)
     candidates = candidates_for(16.0, sizes, stores)

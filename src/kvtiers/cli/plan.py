@@ -75,11 +75,11 @@ def plan(
         ),
     ] = None,
     host_max_gib: Annotated[
-        float | None, typer.Option(help="Largest host tier.", rich_help_panel=_SPACE)
-    ] = None,
+        float, typer.Option(help="Largest host tier.", rich_help_panel=_SPACE)
+    ] = 4096.0,
     storage_max_gib: Annotated[
-        float | None, typer.Option(help="Largest storage.", rich_help_panel=_SPACE)
-    ] = None,
+        float, typer.Option(help="Largest storage.", rich_help_panel=_SPACE)
+    ] = 65_536.0,
     host_sizes: Annotated[
         str | None, typer.Option(help="Host sizes in GiB, e.g. 128,512.", rich_help_panel=_SPACE)
     ] = None,

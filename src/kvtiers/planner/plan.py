@@ -36,11 +36,11 @@ CLOSE_ENOUGH = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What to look at; None: what the curve suggests."""
+    """What to look at; sizes that are None: what the curve suggests, up to the maxima."""
 
     device_gib: float
-    host_max_gib: float | None = None
-    storage_max_gib: float | None = None
+    host_max_gib: float = 4096.0
+    storage_max_gib: float = 65_536.0
     host_sizes: Sequence[float] | None = None
     storage_sizes: Sequence[float] | None = None
     policies: Sequence[tuple[WritePolicy, Retention]] = POLICIES

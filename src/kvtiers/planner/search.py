@@ -28,8 +28,6 @@ POLICIES: Sequence[tuple[WritePolicy, Retention]] = (
     (WritePolicy.WRITE_BACK, Retention.EXCLUSIVE),
 )
 
-_SIZES_MAX = 14
-
 NOTHING_GAINED = 0.002
 """A larger size must raise the bound by this ratio over the next smaller one to be looked at."""
 
@@ -156,28 +154,24 @@ class Pruned:
     excluded: Counter[Excluded]
 
 
-def sizes_for(bound: Bound, device_gib: float, largest_gib: float | None) -> list[float]:
-    """Host sizes worth a look: 0, then doubling from half the device to where the curve is flat."""
-    return _steps(device_gib / 2, _top(bound, largest_gib), 2.0)
+def sizes_for(bound: Bound, device_gib: float, largest_gib: float) -> list[float]:
+    """Host sizes worth a look: 0, then doubling from half the device to where the curve is flat,
+    but to no more than `largest_gib`."""
+    return _steps(device_gib / 2, min(bound.saturated_gib, largest_gib), 2.0, largest_gib)
 
 
-def storage_sizes_for(bound: Bound, device_gib: float, largest_gib: float | None) -> list[float]:
+def storage_sizes_for(bound: Bound, device_gib: float, largest_gib: float) -> list[float]:
     """Storage sizes worth a look: 0, then in steps of four from four times the device."""
-    return _steps(4 * device_gib, _top(bound, largest_gib), 4.0)
+    return _steps(4 * device_gib, min(bound.saturated_gib, largest_gib), 4.0, largest_gib)
 
 
-def _top(bound: Bound, largest_gib: float | None) -> float:
-    return 2 * bound.saturated_gib if largest_gib is None else largest_gib
-
-
-def _steps(first: float, top: float, factor: float) -> list[float]:
-    size = 2.0 ** math.floor(math.log2(max(1.0, first)))
+def _steps(first: float, last: float, factor: float, largest: float) -> list[float]:
+    """0, then powers of two from about `first` to the first one that reaches `last`."""
     sizes = [0.0]
-    while size <= top and len(sizes) < _SIZES_MAX:
-        sizes.append(size)
+    size = 2.0 ** math.floor(math.log2(max(1.0, first)))
+    while sizes[-1] < last:
+        sizes.append(min(size, largest))
         size *= factor
-    if sizes[-1] < top < size and len(sizes) < _SIZES_MAX:
-        sizes.append(float(top))
     return sizes
 
 
