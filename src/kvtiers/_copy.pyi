@@ -1,5 +1,10 @@
-from typing_extensions import Buffer
+import numpy as np
+from numpy.typing import NDArray
 
 def copy_rows(
-    table: Buffer, source_slots: Buffer, target_slots: Buffer, coalesce: bool, /
+    table: NDArray[np.uint64] | bytes,
+    source_slots: NDArray[np.int32],
+    target_slots: NDArray[np.int32],
+    coalesce: bool,
+    /,
 ) -> int: ...
