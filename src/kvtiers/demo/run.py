@@ -13,7 +13,14 @@ from typing import Any
 import httpx
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from kvtiers.demo.books import is_balanced, read_counters, settle
 from kvtiers.demo.checks import ActResult, Check, check_act, check_whole
@@ -106,7 +113,7 @@ class _Demo:
     # ------------------------------------------------------------------ the server
 
     def _start(self, progress: Progress) -> ServerProcess:
-        task = progress.add_task("start the server", total=1)
+        task = self._begin(progress, "start the server", 1)
         number = len(self._exit_statuses)
         server = ServerProcess(
             [
@@ -142,9 +149,10 @@ class _Demo:
 
     async def _play_act(self, act: Act, url: str, progress: Progress) -> ActResult:
         result = ActResult(act)
-        task = progress.add_task(
+        task = self._begin(
+            progress,
             f"act '{act.name}': {len(self._visitors)} visitors, {VISITORS_AT_ONCE} at once",
-            total=len(self._visitors) * act.turns,
+            len(self._visitors) * act.turns,
         )
         begun = time.perf_counter()
         async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS_MAX) as http:
@@ -199,7 +207,7 @@ class _Demo:
 
     def _compare(self, progress: Progress) -> None:
         total = sum(len(places) for places in self._turns.values())
-        task = progress.add_task("the same answers without a cache", total=total)
+        task = self._begin(progress, "the same answers without a cache", total)
         reference = ReferenceModel.load(self._options.model)
         for places in self._turns.values():
             turns = [result.turns[position] for result, position in places]
@@ -216,6 +224,11 @@ class _Demo:
         )
         self._console.print(f"{verdict} after {seconds:.0f} s", highlight=False)
 
+    def _begin(self, progress: Progress, what: str, total: int) -> TaskID:
+        if progress.disable:  # a log is told what begins, since no bar will show it
+            self._console.print(what, highlight=False)
+        return progress.add_task(what, total=total)
+
     def _progress(self) -> Progress:
         return Progress(
             TextColumn("{task.description}"),
@@ -223,4 +236,5 @@ class _Demo:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=self._console,
+            disable=not self._console.is_terminal,
         )

@@ -74,6 +74,12 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},
+}
+
 _DESCRIPTIONS = {
     400: "The request is not valid; the message says which part, the limit and the way out",
     401: "The key is missing or wrong",
@@ -99,8 +105,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_api_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        headers = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else None
-        return JSONResponse(error.body, error.status_code, headers)
+        return JSONResponse(error.body, error.status_code, _HEADERS.get(error.status_code))
 
     async def on_invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

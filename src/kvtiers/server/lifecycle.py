@@ -107,7 +107,8 @@ async def _serve(
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
-        on_listening()
+        if server.started:
+            on_listening()
         await serving
         if not server.force_exit:
             await asyncio.gather(*drains)

@@ -49,15 +49,23 @@ def status_router(context: ServerContext) -> APIRouter:
     """GET /health, /ready and /metrics; open to everybody who can reach the port."""
     router = APIRouter(tags=["status"])
 
-    @router.get("/health", summary="Whether the process lives")
+    @router.get(
+        "/health", summary="Whether the process is worth keeping", responses=documented(503)
+    )
     def get_health() -> Health:
-        return Health(status="draining" if context.draining else "ok")
+        if context.draining:
+            return Health(status="draining")
+        if not context.engine.ready:
+            raise ApiError(
+                503, "the engine's loop has stopped; restart the server", code="engine_stopped"
+            )
+        return Health(status="ok")
 
     @router.get("/ready", summary="Whether requests are taken", responses=documented(503))
     def get_ready() -> Health:
         if context.draining or not context.engine.ready:
-            why = "draining" if context.draining else "starting, or its loop has stopped"
-            raise ApiError(503, f"not ready: the server is {why}", code="not_ready")
+            why = "it is draining" if context.draining else "the engine's loop has stopped"
+            raise ApiError(503, f"the server takes no requests: {why}", code="not_ready")
         return Health(status="ok")
 
     @router.get(

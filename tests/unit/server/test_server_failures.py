@@ -66,15 +66,16 @@ def test_a_failure_in_the_middle_of_a_stream_ends_it_with_an_error_event(
     assert len(events) == 4
 
 
-def test_a_full_queue_is_429_and_a_draining_engine_503(
+def test_a_full_queue_is_429_and_a_stopped_engine_503(
     engine: FakeEngine, client: TestClient
 ) -> None:
     engine.busy = True
-    assert client.post("/v1/completions", json=BODY).status_code == 429
+    full = client.post("/v1/completions", json=BODY)
+    assert (full.status_code, full.headers["retry-after"]) == (429, "1")
     engine.ready = False
     assert client.post("/v1/completions", json=BODY).status_code == 503
     assert client.get("/ready").status_code == 503
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == 503
 
 
 def test_when_one_prompt_of_several_is_not_taken_the_others_are_cancelled(
