@@ -3,7 +3,7 @@
 import pytest
 
 from kvtiers.core.interface import Blocked
-from kvtiers.core.policies import FRONTIERS, new_frontier
+from kvtiers.core.policies import FRONTIERS, new_order
 from kvtiers.core.tree import Run
 from kvtiers.events import Fact
 from kvtiers.testing.cache_driver import CacheDriver, missed, prompt
@@ -105,25 +105,34 @@ def test_lfu_keeps_what_was_used_more_often_although_longer_ago() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FRONTIERS))
-def test_a_frontier_is_a_set_that_gives_its_oldest_first(name: str) -> None:
-    frontier = new_frontier(name)
-    runs = [Run(b"", None, 0, 1) for _ in range(4)]
+def test_an_order_gives_its_oldest_first_whatever_way_a_run_came_in(name: str) -> None:
+    order = new_order(name)
+    runs = [Run(b"", None, 0, 1) for _ in range(6)]
     for stamp, run in enumerate(runs):
         run.stamp = stamp
-        frontier.add(run)
-    assert frontier.oldest() is runs[0]
-    assert list(frontier) == runs
-    frontier.discard(runs[0])
-    frontier.discard(runs[0])
-    assert runs[0] not in frontier
-    assert runs[1] in frontier
-    assert frontier.oldest() is runs[1]
-    assert len(frontier) == 3
-    assert frontier.outlives(runs[3], runs[1])
-    assert not frontier.outlives(runs[1], runs[3])
-    for run in runs:
-        frontier.discard(run)
-    assert frontier.oldest() is None
+    for stamp in (0, 2, 4):
+        order.add(runs[stamp])
+    for stamp in (5, 1, 3):
+        order.enter(runs[stamp])
+    assert list(order) == runs
+    assert list(reversed(order)) == runs[::-1]
+    assert len(order) == 6
+    for index, run in enumerate(runs):
+        assert order.oldest() is run
+        assert run in order
+        order.discard(run)
+        order.discard(run)
+        assert run not in order
+        assert list(order) == runs[index + 1 :]
+    assert order.oldest() is None
+
+
+def test_of_runs_released_together_the_deeper_is_the_older() -> None:
+    order = new_order("lru")
+    upper, lower = Run(b"", None, 0, 2), Run(b"", None, 2, 2)
+    order.add(lower)
+    order.enter(upper)
+    assert list(order) == [lower, upper]
 
 
 # ---- device over host

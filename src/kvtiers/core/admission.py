@@ -28,6 +28,7 @@ from kvtiers.types import (
     Namespace,
     Purpose,
     UnfulfilledReason,
+    WritePolicy,
 )
 
 if TYPE_CHECKING:
@@ -233,12 +234,12 @@ class Admission:
             lease.loads.append(operation)
 
     def _count_use(self, run: Run) -> None:
-        """A distinct request uses the whole path."""
+        """A distinct request uses the whole path; what it is the second to use may be backed up."""
         each = run
         while each.parent is not None:
             each.uses += 1
             each = each.parent
-        if self._state.backs_up_on_commit and run.parent is not None:
+        if self._config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             self._copies.back_up_path(run)
 
     def _split(

@@ -45,17 +45,38 @@ class DeviceTier:
         left = pages
         pending = 0
         for run in victims(state.device_order, held_on_device):
-            left -= self._demote(run, left)
-            if left and run.device_pages:
-                freed = self._save_or_drop(run, left)
-                left -= freed.now + freed.pending
-                pending += freed.pending
-                if left and not freed.pending:
-                    left -= self._demote(run, left)  # what is on host below the lost tail
+            if pending and _has_child_on_device(run):
+                freed = self._prepare(run, left)
+            else:
+                freed = self._take(run, left)
+            left -= freed.now + freed.pending
+            pending += freed.pending
             if not left:
                 break
         self._book()
         return Freed(pages - left - pending, pending)
+
+    def _take(self, run: Run, left: int) -> Freed:
+        """Up to `left` pages of the run's tail go: now, or when a copy ordered now has ended."""
+        now = self._demote(run, left)
+        if now == left or not run.device_pages:
+            return Freed(now, 0)
+        freed = self._save_or_drop(run, left - now, run.device_pages)
+        now += freed.now
+        if not freed.pending:
+            now += self._demote(run, left - now)  # what is on host below the lost tail
+        return Freed(now, freed.pending)
+
+    def _prepare(self, run: Run, left: int) -> Freed:
+        """The same where a copy ordered just now still reads pages below: nothing goes at once."""
+        device = run.device_pages
+        taken = min(left, device)
+        has_mirrored_tail = run.host_start < device <= run.host_end
+        unsaved_end = run.host_start if has_mirrored_tail else device
+        unsaved = taken - (device - unsaved_end)
+        if unsaved > 0:
+            self._save_or_drop(run, unsaved, unsaved_end)
+        return Freed(0, taken)
 
     def flush(self) -> int:
         """Remove every device page that is neither leased nor held; what is on host stays there."""
@@ -63,13 +84,14 @@ class DeviceTier:
         removed = 0
         for run in victims(state.device_order, held_on_device):
             wholly_on_host = run.host_start == 0 and run.host_end >= run.device_pages
-            if not wholly_on_host and self._is_read_from(run, 0):
+            if not wholly_on_host and self._is_in_use(run, 0):
                 continue
             removed += run.device_pages
-            if wholly_on_host:
+            if not wholly_on_host:
+                keep = run.host_end if run.host_start == 0 else 0
+                self._lose(run, keep, LeaveOutcome.REMOVED, LeaveReason.COMMAND)
+            if run.device_pages:
                 self._release(run, 0)
-            else:
-                self._lose(run, 0, LeaveOutcome.REMOVED, LeaveReason.COMMAND)
         state.book_left(Tier.DEVICE, LeaveOutcome.REMOVED, LeaveReason.COMMAND, removed)
         return removed
 
@@ -83,39 +105,45 @@ class DeviceTier:
         self._demoted += device - keep
         return device - keep
 
-    def _save_or_drop(self, run: Run, left: int) -> Freed:
-        """The tail of the run is not on host: copy it there first, or lose it.
+    def _save_or_drop(self, run: Run, left: int, end: int) -> Freed:
+        """Pages up to `end`, the last `left` of which shall go, are not on host: copy or lose them.
 
-            pages    0      keep   first      cut         device
+            pages    0      keep   first      cut         end
                      |------|------|----save----|---drop----|
 
-        `[keep, device)` shall go. Copying begins at `first`, so that the run's host part stays one
-        interval; what host has no room for is lost from the deep end.
+        Of `[keep, end)` host may have `[keep, first)`. What host has no room for is lost from the
+        deep end. Where host has pages above `keep` only, those become a run of their own, so that
+        the host part of each run stays one interval.
         """
-        device = run.device_pages
-        keep = max(device - left, 0)
-        has_host_below = run.host_start < run.host_end < device
-        first = run.host_end if has_host_below else keep
-        cut = first
+        keep = max(end - left, 0)
+        if run.host_start < run.host_end < keep:
+            above = run.host_end
+            self._state.divide(run, above)
+            keep, end = keep - above, end - above
+        has_host_below = run.host_start < run.host_end < end
+        first = cut = run.host_end if has_host_below else keep
         reason = self._why_lost(run)
+        waits = False
         if reason is None:
-            if self._copies.backup_room() <= 0:
-                return Freed(0, device - keep)  # copies in flight make room first
-            self._host.make_room(device - first, for_victim=run)
-            cut += min(device - first, self._state.host.free, self._copies.backup_room())
+            room = self._copies.backup_room()
+            if room <= 0:
+                return Freed(0, end - keep)  # copies in flight make room first
+            self._host.make_room(end - first, for_victim=run)
+            cut += min(end - first, self._state.host.free, room)
             reason = _REASON_WITHOUT_ROOM[self._state.config.write_policy]
-        lose_from = max(cut, keep)
-        if lose_from < device:
-            if self._is_read_from(run, lose_from):
-                return Freed(0, device - keep)  # a copy still reads what would be lost
-            self._lose_device_pages(run, lose_from, reason)
-        if cut <= keep or cut == first:
-            return Freed(device - lose_from, 0)
-        self._copies.save(run, first, cut)
-        return Freed(device - lose_from, cut - keep)
+            waits = self._copies.brings_older(run)  # which will give way to this one
+        if cut < end and not waits:
+            waits = self._is_in_use(run, cut)
+        if cut < end and not waits:
+            self._lose_device_pages(run, cut, reason)
+        if cut > first:
+            self._copies.save(run, first, cut)
+        if waits:
+            return Freed(0, end - keep)
+        return Freed(end - cut, cut - keep) if cut > first else Freed(end - cut, 0)
 
-    def _is_read_from(self, run: Run, page: int) -> bool:
-        """Whether a copy reads host pages of the run from `page` on, or any page below it."""
+    def _is_in_use(self, run: Run, page: int) -> bool:
+        """Whether host pages of the run from `page` on, or anything below, are in use."""
         being_stored = run.store is not None and run.host_end > page
         return being_stored or self._host.held_below(run)
 
@@ -168,6 +196,10 @@ class DeviceTier:
             state.book_left(Tier.DEVICE, LeaveOutcome.DROPPED, reason, pages)
         self._demoted = 0
         self._dropped.clear()
+
+
+def _has_child_on_device(run: Run) -> bool:
+    return any(child.device_pages for child in run.children.values())
 
 
 _REASON_WITHOUT_ROOM = {

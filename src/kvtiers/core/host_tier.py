@@ -114,10 +114,10 @@ class HostTier:
         self._state.book_left(Tier.HOST, outcome, reason, gone)
 
     def held_below(self, run: Run) -> bool:
-        """Whether a copy in flight uses a page below `run`."""
+        """Whether a page below `run` is on device still, or used by a copy in flight."""
         below = list(run.children.values())
         for each in below:
-            if held_on_host(each) or each.locks:
+            if each.device_pages or each.locks or held_on_host(each):
                 return True
             below.extend(each.children.values())
         return False

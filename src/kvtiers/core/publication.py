@@ -84,7 +84,7 @@ class Publication:
                 self._move_lock(run, child)
                 child.device_slots = slots[page - own_from : end - own_from]
                 child.device_pages = new
-                child.uses = 1
+                child.uses = 1 if lease.attempt is Attempt.FIRST else 0
                 run = child
                 page = end
                 break

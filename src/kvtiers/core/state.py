@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvtiers.core.ghosts import Ghosts
-from kvtiers.core.policies import new_frontier
+from kvtiers.core.policies import new_order
 from kvtiers.core.retention import HostOrder, new_host_order
 from kvtiers.core.slots import SlotStack
 from kvtiers.core.tree import Run, Tree
@@ -42,7 +42,7 @@ class CacheState:
         self.tree = Tree(config.page_tokens)
         self.device = SlotStack(config.device_pages)
         self.host = SlotStack(config.host_pages)
-        self.device_order = new_frontier(config.eviction)
+        self.device_order = new_order(config.eviction)
         self.host_order: HostOrder = new_host_order(config.retention, config.eviction)
         self.has_host = config.host_pages > 0
         self.counts_uses = (
@@ -129,6 +129,12 @@ class CacheState:
             if self.has_host:
                 self.host_order.update(run)
         return upper
+
+    def divide(self, run: Run, pages: int) -> None:
+        """Cut an unlocked run that stays unlocked: both halves are listed, as old as it was."""
+        upper = self.split(run, pages)
+        self.device_order.enter(upper)
+        self.host_order.update(upper)
 
     # ---- operations
 

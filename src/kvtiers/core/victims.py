@@ -1,13 +1,13 @@
-"""Walking a frontier while it changes: oldest first, around what a copy in flight holds."""
+"""Walking an eviction order while it changes: oldest first, around what a copy in flight holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvtiers.core.policies import Frontier
+    from kvtiers.core.policies import EvictionOrder
     from kvtiers.core.retention import HostOrder
     from kvtiers.core.tree import Run
 
@@ -24,11 +24,12 @@ def held_on_host(run: Run) -> bool:
     return run.store is not None or run.backup is not None or run.load is not None
 
 
-def victims(order: Frontier | HostOrder, is_held: Callable[[Run], bool]) -> Iterator[Run]:
+def victims(order: EvictionOrder | HostOrder, is_held: Callable[[Run], bool]) -> Iterator[Run]:
     """Runs of `order`, oldest first, never one that is held nor an ancestor of a held one.
 
-    The consumer takes pages from each run it is given; a run that it leaves in the order is not
-    given again. Almost always nothing is held at the old end, and this is `order.oldest()`.
+    The consumer takes pages from each run it is given. A run that it leaves in the order is not
+    given again; what is above that one is, and the consumer knows not to take it first. Almost
+    always nothing is held at the old end, and this is `order.oldest()`.
     """
     previous = None
     while True:
@@ -43,13 +44,15 @@ def victims(order: Frontier | HostOrder, is_held: Callable[[Run], bool]) -> Iter
 
 
 def _around(
-    order: Frontier | HostOrder, is_held: Callable[[Run], bool], previous: Run | None
+    order: EvictionOrder | HostOrder, is_held: Callable[[Run], bool], previous: Run | None
 ) -> Iterator[Run]:
+    given: set[Run] = set()
     passed_by: set[Run] = set()
     if previous is not None:
-        _pass_by(previous, passed_by)
+        given.add(previous)
     while True:
-        batch = list(islice(_candidates(order, is_held, passed_by), _BATCH))
+        rest = (run for run in order if run not in given and run not in passed_by)
+        batch = list(islice(rest, _BATCH))
         if not batch:
             return
         for run in batch:
@@ -58,21 +61,8 @@ def _around(
             if is_held(run):
                 _pass_by(run, passed_by)
                 continue
+            given.add(run)
             yield run
-            if run in order:
-                _pass_by(run, passed_by)
-
-
-def _candidates(
-    order: Iterable[Run], is_held: Callable[[Run], bool], passed_by: set[Run]
-) -> Iterator[Run]:
-    for run in order:
-        if run in passed_by:
-            continue
-        if is_held(run):
-            _pass_by(run, passed_by)
-            continue
-        yield run
 
 
 def _pass_by(run: Run, passed_by: set[Run]) -> None:

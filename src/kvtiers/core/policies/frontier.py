@@ -9,10 +9,14 @@ that: rank(parent) >= rank(child).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from kvtiers.core.tree import Run
+
+Age: TypeAlias = tuple[int, int, int]
+"""Rank, stamp of release, and how far above the deepest: of runs released together (a run that was
+cut in two) the deeper leaves first, so no two runs share an age."""
 
 
 class Frontier(Protocol):
@@ -27,8 +31,8 @@ class Frontier(Protocol):
         """The run is leased or gone; no matter whether it was in here."""
         ...
 
-    def outlives(self, run: Run, other: Run) -> bool:
-        """Whether `run`, wherever it is listed, should leave after `other`."""
+    def age(self, run: Run) -> Age:
+        """What the order is by, whether the run is listed or not: the smaller leaves first."""
         ...
 
     def oldest(self) -> Run | None: ...
@@ -36,6 +40,8 @@ class Frontier(Protocol):
     def __iter__(self) -> Iterator[Run]:
         """All runs, oldest first."""
         ...
+
+    def __reversed__(self) -> Iterator[Run]: ...
 
     def __contains__(self, run: object) -> bool: ...
 

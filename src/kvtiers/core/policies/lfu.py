@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvtiers.core.policies.frontier import Age
     from kvtiers.core.tree import Run
 
 RANKS = 16
@@ -34,8 +35,8 @@ class LfuFrontier:
         if rank is not None:
             del self._lists[rank][run]
 
-    def outlives(self, run: Run, other: Run) -> bool:
-        return (_rank(run), run.stamp) > (_rank(other), other.stamp)
+    def age(self, run: Run) -> Age:
+        return _rank(run), run.stamp, -run.start
 
     def oldest(self) -> Run | None:
         for runs in self._lists:
@@ -46,6 +47,10 @@ class LfuFrontier:
     def __iter__(self) -> Iterator[Run]:
         for runs in self._lists:
             yield from runs
+
+    def __reversed__(self) -> Iterator[Run]:
+        for runs in reversed(self._lists):
+            yield from reversed(runs)
 
     def __contains__(self, run: object) -> bool:
         return run in self._rank

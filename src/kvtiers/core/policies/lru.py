@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvtiers.core.policies.frontier import Age
     from kvtiers.core.tree import Run
 
 
@@ -23,8 +24,8 @@ class LruFrontier(OrderedDict["Run", None]):
     def discard(self, run: Run) -> None:
         self.pop(run, None)
 
-    def outlives(self, run: Run, other: Run) -> bool:
-        return run.stamp > other.stamp
+    def age(self, run: Run) -> Age:
+        return 0, run.stamp, -run.start
 
     def oldest(self) -> Run | None:
         for run in self:
