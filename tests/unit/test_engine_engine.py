@@ -28,7 +28,7 @@ from kvtiers.engine.parts import assemble  # noqa: E402
 from kvtiers.engine.served_model import ServedModel, load_plain  # noqa: E402
 from kvtiers.errors import ConfigError, EngineBusy, InvalidRequest, StorageError  # noqa: E402
 from kvtiers.scheduling.executor import SamplingParams  # noqa: E402
-from kvtiers.types import Tier  # noqa: E402
+from kvtiers.types import StoreOn, Tier, WritePolicy  # noqa: E402
 
 MODEL = "tiny-random-llama"
 SECONDS = 60.0
@@ -321,6 +321,11 @@ def test_events_come_on_the_engines_thread_and_in_order(engine: LLMEngine) -> No
     assert [type(e) for e in seen] == [TokenEvent] * 8 + [FinishEvent]
 
 
+def test_the_time_around_the_forward_passes_is_known(engine: LLMEngine) -> None:
+    end_of(engine, request())
+    assert engine.step_seconds >= engine.parts.executor.busy_seconds > 0
+
+
 # ---------------------------------------------------------------- commands
 
 
@@ -514,6 +519,19 @@ def test_contradictions_are_reported_all_at_once() -> None:
     assert "int4" in message
     assert "page_tokens" in message
     assert "host_gib" in message
+
+
+def test_policies_may_be_given_by_name_and_unknown_ones_list_the_known() -> None:
+    config = EngineConfig(write_policy="write_back", store_on="evict")  # type: ignore[arg-type]
+    assert config.write_policy is WritePolicy.WRITE_BACK
+    assert config.store_on is StoreOn.EVICT
+    with pytest.raises(ConfigError, match="known: inclusive, exclusive"):
+        EngineConfig(retention="both")  # type: ignore[arg-type]
+
+
+def test_a_batch_must_have_room_for_prefill_beside_decode() -> None:
+    with pytest.raises(ConfigError, match="raise max_batch_tokens"):
+        EngineConfig(max_running_requests=64, max_batch_tokens=64)
 
 
 def test_tiers_given_in_gib_become_pages() -> None:

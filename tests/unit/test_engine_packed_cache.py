@@ -12,6 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine_bench import Bench, FakeLease, difference, tokens_of  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+from kvtiers.engine.served_model import ServedModel  # noqa: E402
+from kvtiers.errors import ModelError  # noqa: E402
+from kvtiers.testing.tiny_models import tiny_model  # noqa: E402
 
 FULL_ATTENTION = ["llama", "qwen3", "qwen3_moe", "deepseek_v3"]
 ALL = [*FULL_ATTENTION, "mistral", "gpt_oss"]
@@ -108,6 +113,44 @@ def test_what_recomputes_the_trees_positions_reads_the_trees_bytes() -> None:
     lease = FakeLease([5, 2, 9, 1], shared_tokens=64)
     _, logits = bench.run(bench.chunk(prompt, lease, 63))
     assert difference(logits[1], bench.expected(prompt)) > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_agrees_as_far_as_its_rounding_allows(dtype: torch.dtype) -> None:
+    model = tiny_model("tiny-random-llama").to(dtype)
+    bench = Bench(model=model)
+    prompt = tokens_of(9, 70)
+    _, logits = bench.run(bench.chunk(prompt, FakeLease([5, 2, 9, 1, 7])))
+    assert bench.pools.spec.bytes_per_slot == 16 * 4 * 2 * 2 * 16 * 2
+    assert difference(logits[1], bench.expected(prompt)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "why"),
+    [
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent layers"),
+        ("gemma2", {}, "soft-capped"),
+    ],
+)
+def test_a_model_that_cannot_be_served_says_why(
+    architecture: str, settings: dict[str, object], why: str
+) -> None:
+    config = AutoConfig.for_model(
+        architecture,
+        **{
+            "vocab_size": 100,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "pad_token_id": 0,
+            **settings,
+        },
+    )
+    with pytest.raises(ModelError, match=why):
+        ServedModel.of(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
 def test_latents_of_multi_head_latent_attention_stay_compressed() -> None:

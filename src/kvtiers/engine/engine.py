@@ -87,6 +87,12 @@ class LLMEngine:
         """The loop's latest look at the live parts; never blocks."""
         return self._loop.gauges
 
+    @property
+    def step_seconds(self) -> float:
+        """Time in steps that computed something; the rest beside `parts.executor.busy_seconds` is
+        what deciding, copying orders, counting and detokenising cost."""
+        return self._loop.step_seconds
+
     # ------------------------------------------------------------------ requests
 
     @property
@@ -253,6 +259,8 @@ class LLMEngine:
         if not finished:
             for sequence_id in self.call_in_loop(lambda _: self._answers.ids()).result():
                 self.cancel(sequence_id)
+        if self._loop.failure is not None:
+            return False  # nothing is known about the parts any more
         left = max(0.0, deadline - self.parts.clock())
         self.call_in_loop(lambda parts: parts.save(left)).result()
         return finished

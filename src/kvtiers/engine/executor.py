@@ -77,6 +77,8 @@ class TorchExecutor:
         self._capture = capture
         self.passes = 0
         """Forward passes begun so far."""
+        self.busy_seconds = 0.0
+        """Time in `run` so far, waits for loads included."""
         self._gate = LoadGate(wait_layer or _nothing_loads, load_timeout_seconds)
         layers = model.config.get_text_config().num_hidden_layers
         self._cache = PagedCache(layers, pools.planes, self._gate)
@@ -95,6 +97,7 @@ class TorchExecutor:
         for index in failed:
             results[index] = None
         seconds = time.monotonic() - started
+        self.busy_seconds += seconds
         return BatchResult(results, failed, self._gate.stall_seconds, seconds)
 
     def _run_part(

@@ -101,8 +101,9 @@ def discover_layout(model: PreTrainedModel) -> KvLayout:
         raise
     except Exception as error:
         raise ModelError(
-            f"a model of type '{config.model_type}' cannot be served over paged KV: "
-            f"{type(error).__name__}: {error}"
+            f"a model of type '{config.model_type}' cannot be served: every layer must keep keys "
+            "and values (or latents) per token and nothing else, which recurrent layers do not "
+            f"({type(error).__name__}: {error})"
         ) from error
     planes = tuple(
         PlaneShape(layer, heads, width)

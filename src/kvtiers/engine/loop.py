@@ -51,6 +51,9 @@ class EngineLoop:
         self._next_tick = self._next_look = self._next_audit = 0.0
         self.failure: BaseException | None = None
         self.gauges = Gauges()
+        self.step_seconds = 0.0
+        """Time in steps that computed something: forward passes and everything around them.
+        Beside `TorchExecutor.busy_seconds` it says what deciding, counting and telling cost."""
 
     # ------------------------------------------------------------------ other threads
 
@@ -109,15 +112,18 @@ class EngineLoop:
 
     def _step(self) -> None:
         parts = self._parts
-        now = parts.clock()
+        begun = now = parts.clock()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
             parts.cache.tick(now)
         passes = parts.executor.passes
         self._answers.deliver(parts.scheduler.step())
-        self._look_around(parts.clock())
+        now = parts.clock()
+        self._look_around(now)
         if parts.executor.passes == passes:
             self._rest()
+        else:
+            self.step_seconds += now - begun
 
     def _rest(self) -> None:
         """Nothing could be computed: wait for news, a deadline, or a command."""
