@@ -33,14 +33,12 @@ def count_earlier_smaller(values: IntArray, bounds: IntArray) -> IntArray:
     size, order, bound = _padded(values, bounds)
     counts: npt.NDArray[np.int32] = np.zeros(size, np.int32)
     for half in _halves(size):
-        zero, zeros_before = _split(order, half)
-        node = _node_starts(size, half)
-        in_node = zeros_before[bound] - (node >> 1)
-        counts = np.where(zero, counts, counts + in_node)
-        bound = np.where(zero, node + in_node, bound + half - in_node)
-        order = _partition(order, zero, half)
-        counts = _partition(counts, zero, half)
-        bound = _partition(bound, zero, half)
+        level = _Level(order, half)
+        in_node = level.zeros_before[bound] - (level.node >> 1)
+        lower, upper = level.lower, level.upper
+        order = _joined(order[lower], order[upper], half)
+        counts = _joined(counts[lower], counts[upper] + in_node[upper], half)
+        bound = _joined((level.node + in_node)[lower], (bound + half)[upper] - in_node[upper], half)
     return counts[values].astype(np.int64)
 
 
@@ -50,18 +48,17 @@ def sum_earlier_smaller(values: IntArray, bounds: IntArray, weights: FloatArray)
     weight = np.zeros(size, np.float64)
     weight[: len(weights)] = weights
     sums = np.zeros(size, np.float64)
+    weight_before = np.zeros(size + 1)
     for half in _halves(size):
-        zero, zeros_before = _split(order, half)
-        node = _node_starts(size, half)
-        in_node = zeros_before[bound] - (node >> 1)
-        weight_before = np.zeros(size + 1)
-        np.cumsum(np.where(zero, weight, 0.0), out=weight_before[1:])
-        sums = np.where(zero, sums, sums + weight_before[bound] - weight_before[node])
-        bound = np.where(zero, node + in_node, bound + half - in_node)
-        order = _partition(order, zero, half)
-        sums = _partition(sums, zero, half)
-        weight = _partition(weight, zero, half)
-        bound = _partition(bound, zero, half)
+        level = _Level(order, half)
+        in_node = level.zeros_before[bound] - (level.node >> 1)
+        np.cumsum(np.where(level.zero, weight, 0.0), out=weight_before[1:])
+        added = weight_before[bound] - weight_before[level.node]
+        lower, upper = level.lower, level.upper
+        order = _joined(order[lower], order[upper], half)
+        sums = _joined(sums[lower], sums[upper] + added[upper], half)
+        weight = _joined(weight[lower], weight[upper], half)
+        bound = _joined((level.node + in_node)[lower], (bound + half)[upper] - in_node[upper], half)
     return sums[values]
 
 
@@ -86,24 +83,25 @@ def _halves(size: int) -> list[int]:
     return [1 << level for level in reversed(range(size.bit_length() - 1))]
 
 
-def _split(
-    order: npt.NDArray[np.int32], half: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-    """Which elements have the level's bit unset, and how many of them lie before each index."""
-    zero = (order & half) == 0
-    before = np.zeros(len(order) + 1, np.int32)
-    np.cumsum(zero, out=before[1:], dtype=np.int32)
-    return zero, before
+class _Level:
+    """One level: which elements have the bit `half` unset (`lower`) or set (`upper`), how many of
+    the former lie before each index, and where each index's node begins."""
+
+    def __init__(self, order: npt.NDArray[np.int32], half: int) -> None:
+        size = len(order)
+        self.zero = (order & half) == 0
+        self.zeros_before = np.zeros(size + 1, np.int32)
+        np.cumsum(self.zero, out=self.zeros_before[1:], dtype=np.int32)
+        self.lower = np.flatnonzero(self.zero)
+        self.upper = np.flatnonzero(~self.zero)
+        self.node = np.arange(size, dtype=np.int32) & np.int32(-2 * half)
 
 
-def _node_starts(size: int, half: int) -> npt.NDArray[np.int32]:
-    return np.arange(size, dtype=np.int32) & np.int32(-2 * half)
-
-
-def _partition(
-    array: npt.NDArray[_Element], zero: npt.NDArray[np.bool_], half: int
+def _joined(
+    lower: npt.NDArray[_Element], upper: npt.NDArray[_Element], half: int
 ) -> npt.NDArray[_Element]:
-    """Each node's elements with the bit unset, then those with it set, both in order."""
-    lower = array[zero].reshape(-1, half)
-    upper = array[~zero].reshape(-1, half)
-    return np.concatenate((lower, upper), axis=1).ravel()
+    """Each node's lower elements, then its upper ones: as many of each, as nodes are full."""
+    both = np.empty((len(lower) // half, 2, half), lower.dtype)
+    both[:, 0] = lower.reshape(-1, half)
+    both[:, 1] = upper.reshape(-1, half)
+    return both.reshape(-1)
