@@ -36,7 +36,10 @@ def demo(
     from rich.console import Console
 
     from kvtiers.demo.run import DemoOptions, run
+    from kvtiers.errors import ConfigError
 
+    if json_file is not None and not json_file.parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no directory {json_file.parent}")
     outcome = run(DemoOptions(model, corrupt_one_page, keep), Console())
     if json_file is not None:
         json_file.write_text(json.dumps(outcome, indent=2) + "\n", "utf-8")

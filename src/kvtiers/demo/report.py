@@ -26,7 +26,7 @@ def print_tables(console: Console, results: Sequence[ActResult]) -> None:
     moved = _table("What moved between the tiers, in tokens (MB, GB/s of the copies alone)")
     for heading in ("backed up", "loaded back", "stored", "prefetched", "evicted"):
         moved.add_column(heading, justify="right")
-    times = _table("Seconds to the first token, p50 / p95 (answers), by what served the prompt")
+    times = _table("Seconds to the first token, p50/p95 (answers), by what served the prompt")
     for heading in ("device", "host", "storage", "computed"):
         times.add_column(heading, justify="right")
     for result in results:
@@ -134,7 +134,7 @@ def _percentiles(seconds: Sequence[float]) -> str:
     if not seconds:
         return "-"
     p50, p95 = np.percentile(seconds, (50, 95))
-    return f"{p50:.2f} / {p95:.2f} ({len(seconds)})"
+    return f"{p50:.2f}/{p95:.2f} ({len(seconds)})"
 
 
 def _yes(value: bool) -> str:
