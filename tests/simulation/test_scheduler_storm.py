@@ -1,7 +1,9 @@
 """A storm: many requests with shared prefixes on tiny tiers, while everything that can fail does.
 
 Every test run plays 10,000 requests under one write policy and 1,000 under each; `make soak` plays
-10,000 per seed and write policy. `python tests/simulation/test_scheduler_storm.py SEED REQUESTS POLICY` replays one.
+10,000 per seed and write policy. To replay one:
+
+    python tests/simulation/test_scheduler_storm.py SEED REQUESTS WRITE_POLICY
 """
 
 from __future__ import annotations

@@ -64,7 +64,10 @@ class Admission:
         """Admit waiting requests in order until the step, the seats or the tries are used up."""
         roster = self._roster
         roster.start_prefetches(now)
+        if not adder.can_admit:
+            return
         roster.waiting.rematch(self._config.rematch_per_step)
+        self._hand_on_facts()  # what other calls evicted is not this step's admissions' doing
         tries_left = self._config.blocked_tries_per_step
         passed: list[_Wait] = []
         for request in roster.waiting.first(self._config.looks_per_step):

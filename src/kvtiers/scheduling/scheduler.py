@@ -220,7 +220,8 @@ class Scheduler:
             self._report(stats)
 
     def _flush_facts(self) -> None:
-        if self._roster.facts:
-            facts = self._roster.facts
+        """Hand on what has become true, so that whoever sees an output finds it booked."""
+        facts = self._cache.take_facts() + self._roster.facts
+        if facts:
             self._roster.facts = []
             self._sink(facts)

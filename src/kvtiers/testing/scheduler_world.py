@@ -11,8 +11,11 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+from kvtiers.core.audit import check_structure
 from kvtiers.core.cache import UnifiedRadixCache
+from kvtiers.core.interface import PrefixCache
 from kvtiers.errors import InvariantViolation
 from kvtiers.events import Cancel, Copy, FactTuple, HiCacheAck, Lookup, moved
 from kvtiers.metrics.ledger import Ledger
@@ -206,6 +209,7 @@ class SchedulerWorld:
         self._keep_facts = keep_facts
         self._faults = faults
         self.cache = UnifiedRadixCache(cache_config)
+        shared = cast(PrefixCache, self.cache)  # it knows its own leases only
         self.ledger = Ledger(
             cache_config.page_tokens,
             cache_config.pools,
@@ -222,7 +226,7 @@ class SchedulerWorld:
         self.reports: list[PrefillStats] = []
         self.requests: list[Request] = []
         self.scheduler = Scheduler(
-            self.cache,
+            shared,
             self.executor,
             config=config,
             sink=self._fold,
@@ -291,6 +295,7 @@ class SchedulerWorld:
         Raises `InvariantViolation` otherwise.
         """
         self.ledger.check()
+        check_structure(self.cache.state)
         counts = self.cache.recount()
         wrong = self.ledger.audit(counts)
         if wrong:
