@@ -44,6 +44,7 @@ COMMANDS = (
     Command("curve", "curve", "Hit ratio against capacity, for every capacity at once."),
     Command("replay", "replay", "Drive the real cache and scheduler with a trace."),
     Command("plan", "plan", "Which tiers and which policy this traffic needs, and why."),
+    Command("calibrate", "calibrate", "Measure a live server, for replays in its seconds."),
     Command("synth", "synth", "Write a made-up trace of chats, agents and retrieval."),
 )
 
