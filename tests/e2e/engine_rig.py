@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from kvtiers.engine.codec import TokenizerCodec
 from kvtiers.engine.config import EngineConfig
@@ -27,6 +28,9 @@ from kvtiers.events import Copy
 from kvtiers.scheduling.executor import SamplingParams
 from kvtiers.testing.faulty_transfer import FaultyTransfer
 from kvtiers.types import HitSplit, Purpose, Tier
+
+# A second OpenMP thread beside a busy process makes everything many times slower.
+torch.set_num_threads(1)
 
 PAGE_TOKENS = 16
 TIMEOUT_SECONDS = 60.0

@@ -16,6 +16,9 @@ from kvtiers.engine.served_model import ServedModel
 from kvtiers.scheduling.executor import Batch, BatchResult, Chunk, SamplingParams
 from kvtiers.testing.tiny_models import tiny_model
 
+# A second OpenMP thread beside a busy process makes everything many times slower.
+torch.set_num_threads(1)
+
 PAGE_TOKENS = 16
 GREEDY = SamplingParams(temperature=0)
 

@@ -229,9 +229,9 @@ def test_a_full_queue_turns_requests_away(directory: Path, config: EngineConfig)
     engine = make(directory, replace(config, max_waiting_requests=2, max_running_requests=1))
     engine.start()
     handles, turned_away = [], []
-    for seed in range(20):
+    for seed in range(10):
         try:
-            handles.append(engine.submit(request(seed, max_tokens=200)))
+            handles.append(engine.submit(request(seed, max_tokens=100)))
         except EngineBusy as error:
             turned_away.append(str(error))
     assert turned_away
