@@ -12,6 +12,7 @@ from kvtiers.workload.openers import FORMATS, TraceOptions, open_trace, write_tr
 from kvtiers.workload.paths import PathHasher
 from kvtiers.workload.reader import ReadReport, TraceReader
 from kvtiers.workload.recorded import RecordedFormat, RecordedTraceWriter
+from kvtiers.workload.recorder import TraceRecorder
 from kvtiers.workload.request import Measured, TraceProblem, TraceRequest
 from kvtiers.workload.synth import SynthesisSpec, synthesise
 
@@ -29,6 +30,7 @@ __all__ = [
     "TraceOptions",
     "TraceProblem",
     "TraceReader",
+    "TraceRecorder",
     "TraceRequest",
     "mooncake_format",
     "open_trace",
