@@ -89,3 +89,15 @@ def test_a_disk_that_fills_under_a_write_declines_it_and_keeps_the_rest(tmp_path
         assert read(store, first, PAGE_BYTES) == [payload(ref, PAGE_BYTES) for ref in first]
         monkeypatch.undo()
         assert write(store, other, PAGE_BYTES) == [None, None]
+
+
+def test_a_file_system_that_cannot_preallocate_is_used_all_the_same(tmp_path, monkeypatch):
+    def refuse(fd, offset, length):
+        raise OSError(errno.EOPNOTSUPP, "operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    refs = path_refs(0, 4, PAGE_BYTES)
+    with open_small(tmp_path / "store") as store:
+        assert write(store, refs, PAGE_BYTES) == [None] * 4
+    with open_small(tmp_path / "store") as store:
+        assert read(store, refs, PAGE_BYTES) == [payload(ref, PAGE_BYTES) for ref in refs]

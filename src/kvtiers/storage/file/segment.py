@@ -30,7 +30,7 @@ RUN_BYTES_MAX = 4 << 20
 
 _BOUNCE_BYTES = 4 << 20
 _IOV_MAX = 1024
-_NO_DIRECT_IO = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
+_NOT_SUPPORTED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 class SegmentGone(FileNotFoundError):
@@ -68,7 +68,7 @@ class Segment:
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, 0o600)
-            os.posix_fallocate(fd, 0, geometry.file_bytes)
+            _allocate(fd, geometry.file_bytes)
             _write_all(fd, [memoryview(fmt.pack_superblock(geometry))], 0)
             if sync:
                 os.fsync(fd)
@@ -173,7 +173,7 @@ class Segment:
         try:
             fd = os.open(self.path, mode | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno not in _NO_DIRECT_IO:
+            if error.errno not in _NOT_SUPPORTED:
                 os.close(self._table_fd)
                 raise
             self.direct_io_refusal = os.strerror(error.errno or 0)
@@ -270,6 +270,16 @@ def _after(buffers: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
             rest.append(buffer.cast("B")[done_bytes:] if done_bytes else buffer)
         done_bytes = max(0, done_bytes - buffer.nbytes)
     return rest
+
+
+def _allocate(fd: int, file_bytes: int) -> None:
+    """Give the file its size, and its blocks where the file system can."""
+    try:
+        os.posix_fallocate(fd, 0, file_bytes)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        os.ftruncate(fd, file_bytes)  # a write may then find the disk full; it says so
 
 
 def _sync_directory(path: Path) -> None:
