@@ -165,7 +165,11 @@ class _Replay:
             self.cache, self._sink, self.transfer, self.storage, clock=self.clock
         )
         self.executor = VirtualExecutor(
-            self.clock, machine.cost, self.transfer, self._next_outside_event
+            self.clock,
+            machine.cost,
+            self.transfer,
+            sequence_of=self.keys.sequence,
+            next_event=self._next_outside_event,
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -234,7 +238,6 @@ class _Replay:
             sequence = self.keys.sequence(number)
             prompt_tokens = int(self.columns.input_tokens[number])
             output_tokens = len(sequence) - prompt_tokens
-            self.executor.sequences[number] = sequence
             self.scheduler.add(
                 Request(
                     number,
@@ -250,7 +253,7 @@ class _Replay:
         request = output.request
         assert request.outcome is not None
         assert request.ended_at is not None
-        del self.executor.sequences[request.request_id]
+        self.executor.forget(request.request_id)
         arrival = request.arrival
         self.served.append(
             ServedRequest(

@@ -17,18 +17,21 @@ from kvtiers.transfer.virtual import VirtualTransfer
 
 
 class VirtualExecutor:
-    """Runs batches in virtual time. `next_event()` is when something else happens, or infinity;
-    a run of repeated decode steps ends there, so that nobody waits for the whole of it."""
+    """Runs batches in virtual time.
+
+    `sequence_of(request_id)` are all tokens of a request, prompt and output. `next_event()` is
+    when something else happens, or infinity; a run of repeated decode steps ends there, so that
+    nobody waits for the whole of it.
+    """
 
     def __init__(
         self,
         clock: VirtualClock,
         cost: StepCost,
         transfer: VirtualTransfer | None,
+        sequence_of: Callable[[int], Tokens],
         next_event: Callable[[], float],
     ) -> None:
-        self.sequences: dict[int, Tokens] = {}
-        """All tokens of each live request, prompt and output, by request id."""
         self.batches = 0
         self.busy_seconds = 0.0
         self.prefill_seconds = 0.0
@@ -37,7 +40,9 @@ class VirtualExecutor:
         self._clock = clock
         self._cost = cost
         self._transfer = transfer
+        self._sequence_of = sequence_of
         self._next_event = next_event
+        self._sequences: dict[int, Tokens] = {}  # of requests that have made a token
 
     def run(self, batch: Batch) -> BatchResult:
         """Let the time of the batch pass; every sampling chunk gets the trace's next token."""
@@ -69,10 +74,17 @@ class VirtualExecutor:
                 results.append(None)
                 continue
             first = chunk.start + chunk.tokens
-            made = self.sequences[chunk.request_id][first : first + steps].tolist()
+            sequence = self._sequences.get(chunk.request_id)
+            if sequence is None:
+                sequence = self._sequences[chunk.request_id] = self._sequence_of(chunk.request_id)
+            made = sequence[first : first + steps].tolist()
             results.append(TokenResult(made.pop()))
             earlier.append(made)
         return BatchResult(results, {}, stall, end - start, steps, earlier)
+
+    def forget(self, request_id: int) -> None:
+        """A request has ended."""
+        self._sequences.pop(request_id, None)
 
     def _repeat(self, batch: Batch, tokens: int, pairs: float, context: int) -> tuple[int, float]:
         """How many decode steps until something else happens, and how long they take together."""
