@@ -39,7 +39,7 @@ class EngineConfig:
     dtype: str = "float32"
     num_threads: int = 1
     models_dir: Path | None = None
-    """Where converted models are kept; None: `$KVTIERS_CACHE`, else `~/.cache/kvtiers/models`."""
+    """Where converted models are kept; None: `models` in `$KVTIERS_CACHE` or `~/.cache/kvtiers`."""
 
     page_tokens: int = 16
     device_gib: float = 0.5

@@ -222,7 +222,7 @@ class LLMEngine:
 
         def flush(parts: EngineParts) -> int:
             if tier is Tier.STORAGE:
-                return 0 if parts.store is None else parts.store.clear()
+                return parts.clear_storage()
             return parts.cache.flush(tier, parts.clock())
 
         return self.call_in_loop(flush).result()

@@ -134,6 +134,14 @@ class EngineParts:
         if self.controller.detach():
             store.close()
 
+    def clear_storage(self) -> int:
+        """Delete every stored page; returns how many there were."""
+        if self.store is None:
+            return 0
+        removed = self.store.clear()
+        self.cache.attach_storage(self.clock())  # what it knew of the store's content is void
+        return removed
+
     def save(self, timeout_seconds: float) -> bool:
         """Bring down to storage what the policies have put off, so that a restart finds it.
 
