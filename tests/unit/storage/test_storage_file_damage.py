@@ -1,9 +1,13 @@
 """Damage to the files of a store: a miss, counted, and never wrong data."""
 
+import threading
+
 import pytest
 from storage_disk import PAGE_BYTES, flip, only_segment, open_small
 
+from kvtiers.storage.file.directory import segment_files
 from kvtiers.storage.file.format import HEADER_BYTES, SUPERBLOCK_BYTES, Geometry
+from kvtiers.storage.file.segment import Segment
 from kvtiers.testing.storage_contract import path_refs, payload, read, write
 from kvtiers.types import FailReason
 
@@ -179,3 +183,51 @@ def test_a_segment_truncated_to_nothing_is_a_miss(filled, directory, refs):
     with open_small(directory) as store:
         assert store.exists_prefix(refs) == 0
         assert write(store, refs, PAGE_BYTES) == [None] * PAGES
+
+
+def test_a_segment_deleted_between_two_pages_of_a_write_acknowledges_neither(
+    directory, refs, monkeypatch
+):
+    write_pages = Segment.write_pages
+
+    def delete_after_the_first(segment, first_slot, buffers):
+        write_pages(segment, first_slot, buffers)
+        segment.path.unlink(missing_ok=True)
+
+    with open_small(directory) as store:
+        monkeypatch.setattr(Segment, "write_pages", delete_after_the_first)
+        monkeypatch.setattr(store, "_run_pages", 1)
+        assert None not in write(store, refs, PAGE_BYTES)
+        assert store.exists_prefix(refs) == 0
+        monkeypatch.undo()
+        assert write(store, refs, PAGE_BYTES) == [None] * PAGES
+        assert read(store, refs, PAGE_BYTES) == [payload(ref, PAGE_BYTES) for ref in refs]
+    with open_small(directory) as store:
+        assert store.exists_prefix(refs) == PAGES
+
+
+def test_threads_survive_segments_that_are_deleted_under_them(directory):
+    with open_small(directory, slots=4) as store:
+        wrong = []
+
+        def work(worker):
+            for turn in range(30):
+                refs = path_refs(worker * 100 + turn, 6, PAGE_BYTES)
+                write(store, refs, PAGE_BYTES)
+                for ref, got in zip(refs, read(store, refs, PAGE_BYTES), strict=True):
+                    if isinstance(got, bytes) and got != payload(ref, PAGE_BYTES):
+                        wrong.append((worker, turn, ref.depth))
+                if turn % 7 == worker:
+                    for path in segment_files(directory).values():
+                        path.unlink(missing_ok=True)
+
+        workers = [threading.Thread(target=work, args=(worker,)) for worker in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert not wrong
+        last = path_refs(999, 3, PAGE_BYTES)
+        while write(store, last, PAGE_BYTES) != [None] * 3:
+            pass  # each failed attempt finds one more deleted file
+        assert read(store, last, PAGE_BYTES) == [payload(ref, PAGE_BYTES) for ref in last]

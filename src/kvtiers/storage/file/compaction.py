@@ -27,7 +27,7 @@ def empty_segment(space: SlotSpace, index: PageIndex[Place], number: int) -> int
     while len(index) > slots_elsewhere:
         victim = index.take_victim()
         assert victim is not None, "nobody reads or writes while a segment is emptied"
-        space.segments[victim.place.segment].clear_headers(victim.place.slot)
+        space.segments[victim.place.segment].clear_header(victim.place.slot)
         space.give([victim.place])
         evicted_pages += 1
 

@@ -38,7 +38,7 @@ def recover(space: SlotSpace, index: PageIndex[Place]) -> int:
                     del headers[slot]
                     broken.append(slot)
             for slot in broken:
-                segment.clear_headers(slot)
+                segment.clear_header(slot)
         except OSError as error:
             raise StorageError(
                 f"{segment.path} cannot be read ({error}); remove the file to do without its pages"
@@ -65,7 +65,7 @@ def recover(space: SlotSpace, index: PageIndex[Place]) -> int:
         if newest[header.ref.key] == place:
             index.add(header.ref, place, used_at if header.ref.key in reachable else 0)
         else:
-            space.segments[place.segment].clear_headers(place.slot)
+            space.segments[place.segment].clear_header(place.slot)
             free.append(place)
     space.give(free)
     return damaged_headers

@@ -109,20 +109,20 @@ class Segment:
         return self._read_table(offset, count * HEADER_BYTES)
 
     def write_headers(self, first_slot: int, headers: bytes) -> None:
-        offset = fmt.SUPERBLOCK_BYTES + first_slot * HEADER_BYTES
-        _write_all(self._table_fd, [memoryview(headers)], offset)
+        """The last step of writing pages, so the one that must find the file still there."""
+        self._check_linked()
+        self._write_table(fmt.SUPERBLOCK_BYTES + first_slot * HEADER_BYTES, headers)
 
-    def clear_headers(self, first_slot: int, count: int = 1) -> None:
-        """The slots are free, also for whoever opens the file next."""
-        self.write_headers(first_slot, fmt.FREE_HEADER * count)
+    def clear_header(self, slot: int) -> None:
+        """The slot is free, also for whoever opens the file next."""
+        self._write_table(fmt.SUPERBLOCK_BYTES + slot * HEADER_BYTES, fmt.FREE_HEADER)
 
     def read_recency(self) -> npt.NDArray[np.uint64]:
         raw = self._read_table(self.geometry.recency_offset, self.slots * fmt.RECENCY_BYTES)
         return fmt.unpack_recency(raw)
 
     def write_recency(self, used_at: npt.NDArray[np.uint64]) -> None:
-        raw = memoryview(fmt.pack_recency(used_at))
-        _write_all(self._table_fd, [raw], self.geometry.recency_offset)
+        self._write_table(self.geometry.recency_offset, fmt.pack_recency(used_at))
 
     # ---- pages
     def read_pages(self, first_slot: int, buffers: Sequence[memoryview]) -> None:
@@ -146,7 +146,6 @@ class Segment:
 
     def write_pages(self, first_slot: int, buffers: Sequence[memoryview]) -> None:
         """Put each buffer (one page of bytes) into its slot, `first_slot` on."""
-        self._check_linked()
         geometry = self.geometry
         slot_bytes, page_bytes = geometry.slot_bytes, geometry.page_bytes
         offset = geometry.data_offset + first_slot * slot_bytes
@@ -214,6 +213,9 @@ class Segment:
         if len(raw) != table_bytes:
             raise ShortRead(f"{self.path} ends inside its tables")
         return raw
+
+    def _write_table(self, offset: int, raw: bytes) -> None:
+        _write_all(self._table_fd, [memoryview(raw)], offset)
 
     def _check_linked(self) -> None:
         if os.fstat(self._table_fd).st_nlink == 0:

@@ -341,6 +341,10 @@ class FileStore:
             redundant = self._books.end_writes([refs[position] for position in wanted], written)
             kept = {place for _, place, _ in written}
             self._free([place for place in reversed(places) if place not in kept] + redundant[::-1])
+        for i, position in enumerate(positions):
+            if places[i].segment not in self._space.segments:  # deleted underneath meanwhile
+                self._books.remove_segment(places[i].segment)
+                outcomes[position] = FailReason.STORAGE
         return outcomes
 
     def _take_places(self, count: int) -> tuple[list[Place], FailReason]:
@@ -382,7 +386,7 @@ class FileStore:
             if segment is None:
                 continue
             try:
-                segment.clear_headers(place.slot)
+                segment.clear_header(place.slot)
             except OSError as error:
                 _log.warning("%s: slot %d is given up: %s", segment.path, place.slot, error)
             else:
@@ -393,8 +397,8 @@ class FileStore:
         """The segment's file was deleted underneath: its pages and slots are gone."""
         if number in self._space.segments:
             _log.warning("%s: segment %d was deleted underneath", self._directory.path, number)
-        self._books.remove_segment(number)
         self._space.forget(number)
+        self._books.remove_segment(number)
 
     # ---- life
     @contextlib.contextmanager
