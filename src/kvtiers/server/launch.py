@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvtiers.engine.config import EngineConfig
-from kvtiers.engine.engine import LLMEngine
 from kvtiers.metrics.prometheus import PrometheusExporter
 from kvtiers.server.advice import decisions, warnings
 from kvtiers.server.context import ServerContext
@@ -23,6 +22,9 @@ def launch(config: EngineConfig, settings: ServerSettings, say: Callable[[str], 
     """
     bound = listen(settings.host, settings.port)
     try:
+        # Imported late for the same reason: torch takes seconds.
+        from kvtiers.engine.engine import LLMEngine
+
         engine = LLMEngine.load(config)
         exporter = PrometheusExporter(
             engine.parts.ledger,

@@ -115,7 +115,6 @@ def test_a_taken_port_and_a_bad_setting_are_told_in_one_line(
     for arguments, words in (
         (["--port", port], "choose another --port"),
         (["--port", "0", "--retention", "exclusive"], "use write_back or inclusive"),
-        (["--port", "0", "--device-gib", "0"], "raise --device-gib"),
     ):
         ended = subprocess.run(
             [sys.executable, "-m", "kvtiers.cli", "serve", str(tiny_model), *arguments],
