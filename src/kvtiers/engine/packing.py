@@ -29,8 +29,8 @@ import torch
 from kvtiers.scheduling.executor import Chunk
 
 TILE_TOKENS = 256
-"""Queries per tile of a prefill. Measured on CPU: 256 costs what a causal kernel does, 512 a tenth
-more, 2,048 (a whole prompt under a mask) nearly twice as much."""
+"""Queries per tile of a prefill. Measured on CPU: 256 costs what a causal kernel does, 512 an
+eighth more, 2,048 (a whole prompt under a mask) nearly twice as much."""
 
 PADDING_SHARE_MAX = 0.25
 """Decoding sequences share a tile while at most this share of its rows is padding."""
