@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kvtiers.errors import ConfigError
 from kvtiers.types import PrefetchPolicy, Retention, StoreOn, WritePolicy
 
 CAPTURE_MIB = 1024
@@ -22,6 +23,13 @@ def _option(flag: str, env: str, help_text: str, panel: str) -> typer.models.Opt
         flag, envvar=f"KVTIERS_{env}", help=help_text, rich_help_panel=panel
     )
     return info
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--metrics-label '{text}' is not of the form KEY=VALUE")
+    return name, value
 
 
 def serve(
@@ -67,7 +75,7 @@ def serve(
         StoreOn, _option("--store-on", "STORE_ON", "When host pages are stored.", _POLICIES)
     ] = StoreOn.BACKUP,
     eviction: Annotated[
-        str, _option("--eviction", "EVICTION", "Eviction policy, e.g. lru.", _POLICIES)
+        str, _option("--eviction", "EVICTION", "Which pages leave first: lru or lfu.", _POLICIES)
     ] = "lru",
     prefetch_policy: Annotated[
         PrefetchPolicy,
@@ -92,7 +100,13 @@ def serve(
         ),
     ] = 1,
     schedule_policy: Annotated[
-        str, _option("--schedule-policy", "SCHEDULE_POLICY", "Order of admission.", _POLICIES)
+        str,
+        _option(
+            "--schedule-policy",
+            "SCHEDULE_POLICY",
+            "Order of admission: fcfs, lpm or priority.",
+            _POLICIES,
+        ),
     ] = "fcfs",
     context_tokens: Annotated[
         int | None,
@@ -147,6 +161,10 @@ def serve(
     metrics_prefix: Annotated[
         str, _option("--metrics-prefix", "METRICS_PREFIX", "Before every series' name.", _HTTP)
     ] = "sglang:",
+    metrics_label: Annotated[
+        list[str] | None,
+        _option("--metrics-label", "METRICS_LABEL", "KEY=VALUE on every series.", _HTTP),
+    ] = None,
     drain_seconds: Annotated[
         float, _option("--drain-seconds", "DRAIN_SECONDS", "Wait at SIGTERM.", _HTTP)
     ] = 30.0,
@@ -186,6 +204,7 @@ def serve(
         drain_seconds=drain_seconds,
         pin_budget_share=pin_budget_share,
         metrics_prefix=metrics_prefix,
+        metrics_labels=tuple(_label(text) for text in metrics_label or ()),
         debug_hooks=debug_hooks,
     )
     config = EngineConfig(

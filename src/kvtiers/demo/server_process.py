@@ -75,5 +75,5 @@ class ServerProcess:
 
 
 _DECISION_WORDS = frozenset(
-    ("model", "kv", "device", "host", "storage", "policy", "ceilings", "warning:")
+    ("model", "kv", "device", "host", "storage", "policy", "link", "limits", "warning:")
 )

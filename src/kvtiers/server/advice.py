@@ -7,16 +7,21 @@ from it, and the way out.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from kvtiers.engine.port import Engine
 from kvtiers.types import Retention, WritePolicy
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def decisions(engine: Engine) -> list[str]:
-    """What an operator wants to know before the first request, one line per thing."""
+def decisions(engine: Engine, link_ceilings: Mapping[str, float]) -> list[str]:
+    """What an operator wants to know before the first request, one line per thing.
+
+    `link_ceilings` are measured bytes per second by path.
+    """
     config = engine.config
     page_bytes = engine.kv_bytes_per_token * config.page_tokens
     lines = [
@@ -42,8 +47,10 @@ def decisions(engine: Engine) -> list[str]:
         f"evict {config.eviction}, prefetch {config.prefetch_policy} "
         f"from {config.prefetch_threshold_tokens} tokens"
     )
+    for path, bytes_per_second in link_ceilings.items():
+        lines.append(f"link     {path.replace('_', ' ')} {bytes_per_second / 1e9:.1f} GB/s")
     lines.append(
-        f"ceilings {config.max_running_requests} running and {config.max_waiting_requests} waiting "
+        f"limits   {config.max_running_requests} running and {config.max_waiting_requests} waiting "
         f"requests, {config.max_batch_tokens} tokens per step"
     )
     return lines
@@ -101,4 +108,7 @@ def _tier(pages: int, page_tokens: int, page_bytes: int) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.2f} MiB"
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes} B"

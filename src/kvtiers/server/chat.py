@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from kvtiers.engine.messages import FinishEvent, TokenEvent
@@ -53,7 +54,8 @@ def chat_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRoute
     async def create_chat_completion(body: ChatRequest, http: Request) -> Response:
         check_model(context, body.model)
         logprobs = _logprobs_asked(body)
-        prompt = chat_prompt(context.engine, body.messages)
+        # On a worker thread: tokenizing a long prompt would hold up every other stream.
+        prompt = await run_in_threadpool(chat_prompt, context.engine, body.messages)
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
             check_length(context, int(prompt.size), 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from kvtiers.engine.messages import FinishEvent, TokenEvent
@@ -52,10 +53,9 @@ def completions_router(context: ServerContext, dependencies: Sequence[Any]) -> A
     async def create_completion(body: CompletionRequest, http: Request) -> Response:
         check_model(context, body.model)
         params = sampling(context, body, body.max_tokens or MAX_TOKENS_DEFAULT, body.logprobs)
-        requests = [
-            engine_request(context, http, body, prompt, params)
-            for prompt in completion_prompts(context.engine, body.prompt)
-        ]
+        # On a worker thread: tokenizing a long prompt would hold up every other stream.
+        prompts = await run_in_threadpool(completion_prompts, context.engine, body.prompt)
+        requests = [engine_request(context, http, body, prompt, params) for prompt in prompts]
         api = _CompletionApi(
             Envelope.of(context, http, body, "cmpl"),
             context.engine.codec,

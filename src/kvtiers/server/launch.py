@@ -31,8 +31,9 @@ def launch(config: EngineConfig, settings: ServerSettings, say: Callable[[str], 
             engine.gauges,
             model_name=engine.model_name,
             prefix=settings.metrics_prefix,
+            extra_labels=dict(settings.metrics_labels),
         )
-        for line in decisions(engine):
+        for line in decisions(engine, engine.parts.controller.link_ceilings):
             say(line)
         for warning in warnings(engine):
             say(f"warning: {warning}")

@@ -87,8 +87,10 @@ async def _serve(
 
     async def drain() -> None:
         nonlocal drained
-        drained = await asyncio.to_thread(context.engine.drain, context.settings.drain_seconds)
-        server.should_exit = True
+        try:
+            drained = await asyncio.to_thread(context.engine.drain, context.settings.drain_seconds)
+        finally:
+            server.should_exit = True
 
     def on_signal() -> None:
         if context.draining:

@@ -29,6 +29,7 @@ class ServerSettings:
     drain_seconds: float = 30.0
     pin_budget_share: float = 0.25
     metrics_prefix: str = "sglang:"
+    metrics_labels: tuple[tuple[str, str], ...] = ()
     debug_hooks: bool = False
 
     def __post_init__(self) -> None:
