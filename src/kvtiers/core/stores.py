@@ -13,7 +13,7 @@ import numpy as np
 from kvtiers.core.operations import Operation
 from kvtiers.core.tree import NO_SLOTS
 from kvtiers.events import Copy, Fact
-from kvtiers.types import DeclineReason, Purpose, StoreOn
+from kvtiers.types import DeclineReason, FailReason, Purpose, StoreOn
 
 if TYPE_CHECKING:
     from kvtiers.core.state import CacheState
@@ -87,6 +87,8 @@ class Stores:
             if high > low and run.stored_pages == low:
                 run.stored_pages = high
             run.store_failed = failed and run.end > ok_end
+        if operation.failure is FailReason.ORPHANED:
+            self._forget_path(operation.run)
         state.issued[Purpose.STORE].remove(operation)
         state.book_ack(operation, ok_end - operation.first_page)
         if state.storage_attached and state.config.store_on is StoreOn.BACKUP:
@@ -102,6 +104,11 @@ class Stores:
         for run in self._state.tree.walk():
             run.stored_pages = 0
             run.store_failed = False
+
+    def _forget_path(self, run: Run) -> None:
+        """Storage has lost the head of this path: the next store on it begins at the root."""
+        for each in run.path():
+            each.stored_pages = 0
 
     def _order_below(self, run: Run) -> None:
         """What waited for its parent to be stored; children of one run are independent paths.
