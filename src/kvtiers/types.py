@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvtiers.errors import ConfigError, InvalidTokens
+from kvtiers.errors import ConfigError, InvalidTokens, UnknownName
 
 TOKEN_BYTES = 4
 """A token is one little-endian int32 everywhere, from the tokenizer to the storage key."""
@@ -361,6 +361,13 @@ class CacheConfig:
     """At least one prompt token is always computed. Off only for logical replays."""
 
     def __post_init__(self) -> None:
+        for name, choices in (
+            ("write_policy", WritePolicy),
+            ("retention", Retention),
+            ("store_on", StoreOn),
+            ("prefetch_policy", PrefetchPolicy),
+        ):
+            object.__setattr__(self, name, _member(choices, name, getattr(self, name)))
         problems: list[str] = []
         if self.page_tokens < 1:
             problems.append(f"page_tokens is {self.page_tokens}; the smallest page is 1 token")
@@ -397,6 +404,14 @@ class CacheConfig:
                 )
         if problems:
             raise ConfigError("; ".join(problems))
+
+
+def _member(choices: type[StrEnum], field_name: str, value: str) -> StrEnum:
+    """The member called `value`: policies may be given by name, and are compared by identity."""
+    try:
+        return choices(value)
+    except ValueError:
+        raise UnknownName(field_name.replace("_", " "), value, choices) from None
 
 
 def token_key(tokens: npt.ArrayLike) -> bytes:
