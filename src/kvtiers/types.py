@@ -375,7 +375,8 @@ class CacheConfig:
             problems.append(f"device_pages is {self.device_pages}; the device needs at least 1")
         if self.host_pages < 0:
             problems.append(f"host_pages is {self.host_pages}; use 0 for no host tier")
-        if self.retention is Retention.EXCLUSIVE and self.write_policy is not WritePolicy.WRITE_BACK:
+        writes_back = self.write_policy is WritePolicy.WRITE_BACK
+        if self.retention is Retention.EXCLUSIVE and not writes_back:
             problems.append(
                 f"retention=exclusive with write_policy={self.write_policy} would throw away host "
                 "copies just before the device drops the pages; use write_back or inclusive"
@@ -397,11 +398,11 @@ class CacheConfig:
         anchors = [p.name for p in self.pools if p.follows is None]
         if anchors[:1] != ["kv"]:
             problems.append(f"the first pool with own slots must be 'kv'; got {anchors}")
-        for pool in self.pools:
-            if pool.follows is not None and pool.follows not in anchors:
-                problems.append(
-                    f"pool '{pool.name}' follows '{pool.follows}', which is not one of {anchors}"
-                )
+        problems.extend(
+            f"pool '{pool.name}' follows '{pool.follows}', which is not one of {anchors}"
+            for pool in self.pools
+            if pool.follows is not None and pool.follows not in anchors
+        )
         if problems:
             raise ConfigError("; ".join(problems))
 
