@@ -1,18 +1,18 @@
-"""What can go wrong by misuse. Operating faults (slow, full, gone, corrupt) are outcomes, not these.
+"""What can go wrong by misuse. Operating faults (slow, full, gone, corrupt) are outcomes instead.
 
-    KvtiersError
-    ├── ConfigError            settings that contradict each other or the machine
-    ├── InvalidTokens          a prompt that is not a sequence of token ids
-    ├── UnknownName            a policy, pool, tier, model or store nobody registered
-    ├── ProtocolError          a call in an order that the interface forbids; state unchanged
-    │   ├── LeaseEnded         a lease was used or ended a second time
-    │   └── UnknownOperation   an ack for a copy that was never ordered, or already ended
-    ├── InvariantViolation     a book or a structure contradicts itself: a bug in kvtiers
-    ├── StorageError           a store cannot be opened or was misused
-    │   └── StorageLocked      another process owns the directory
-    ├── ModelError             a model cannot be found, converted or served
-    ├── InvalidRequest         a request that can never be served here
-    └── EngineBusy             a request that cannot be taken now: queue full, draining, stopped
+KvtiersError
+├── ConfigError            settings that contradict each other or the machine
+├── InvalidTokens          a prompt that is not a sequence of token ids
+├── UnknownName            a policy, pool, tier, model or store nobody registered
+├── ProtocolError          a call in an order that the interface forbids; state unchanged
+│   ├── LeaseEnded         a lease was used or ended a second time
+│   └── UnknownOperation   an ack for a copy that was never ordered, or already ended
+├── InvariantViolation     a book or a structure contradicts itself: a bug in kvtiers
+├── StorageError           a store cannot be opened or was misused
+│   └── StorageLocked      another process owns the directory
+├── ModelError             a model cannot be found, converted or served
+├── InvalidRequest         a request that can never be served here
+└── EngineBusy             a request that cannot be taken now: queue full, draining, stopped
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StorageLocked(StorageError):
 
 
 class TraceError(KvtiersError, ValueError):
-    """A traffic trace cannot be read; the message names the file and, where there is one, the line."""
+    """A traffic trace cannot be read; the message names the file and the line, if there is one."""
 
 
 class ModelError(KvtiersError, RuntimeError):
