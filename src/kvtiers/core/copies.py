@@ -49,14 +49,19 @@ class Copies:
         state = self._state
         return state.config.backup_in_flight_pages - state.pages_in_flight[Purpose.BACKUP]
 
-    def brings_older(self, run: Run) -> bool:
-        """Whether an older victim is on its way to host, where it will leave before `run`."""
+    def oldest_victim(self, before: Run) -> Run | None:
+        """The oldest victim on its way to host, if it is older than `before`.
+
+        It will be the first to leave host again, so nothing younger may make room before it.
+        """
         state = self._state
         age = state.device_order.age
-        return any(
-            not each.needs_head and not each.run.locks and age(each.run) < age(run)
+        victims = [
+            each.run
             for each in state.issued[Purpose.BACKUP]
-        )
+            if not each.needs_head and not each.run.locks and age(each.run) < age(before)
+        ]
+        return min(victims, key=age) if victims else None
 
     def back_up_path(self, run: Run) -> None:
         """Order a backup of what the path to `run` has on device only, parents first.

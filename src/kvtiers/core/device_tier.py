@@ -29,6 +29,8 @@ class Freed(NamedTuple):
 
     now: int
     pending: int
+    stops: bool = False
+    """The rest of a run must wait for its copies: nothing that is younger may go before it."""
 
 
 class DeviceTier:
@@ -51,7 +53,7 @@ class DeviceTier:
                 freed = self._take(run, left)
             left -= freed.now + freed.pending
             pending += freed.pending
-            if not left:
+            if not left or freed.stops:
                 break
         self._book()
         return Freed(pages - left - pending, pending)
@@ -61,7 +63,7 @@ class DeviceTier:
         now = self._demote(run, left)
         if now == left or not run.device_pages:
             return Freed(now, 0)
-        freed = self._save_or_drop(run, left - now, run.device_pages)
+        freed = self._save_or_drop(run, left - now)
         now += freed.now
         if not freed.pending:
             now += self._demote(run, left - now)  # what is on host below the lost tail
@@ -70,12 +72,11 @@ class DeviceTier:
     def _prepare(self, run: Run, left: int) -> Freed:
         """The same where a copy ordered just now still reads pages below: nothing goes at once."""
         device = run.device_pages
+        if run.host_start < device <= run.host_end:  # its tail is on host
+            mirrored = device - run.host_start
+            return Freed(0, min(left, mirrored), stops=run.host_start > 0)
         taken = min(left, device)
-        has_mirrored_tail = run.host_start < device <= run.host_end
-        unsaved_end = run.host_start if has_mirrored_tail else device
-        unsaved = taken - (device - unsaved_end)
-        if unsaved > 0:
-            self._save_or_drop(run, unsaved, unsaved_end)
+        self._save_or_drop(run, taken)
         return Freed(0, taken)
 
     def flush(self) -> int:
@@ -105,8 +106,8 @@ class DeviceTier:
         self._demoted += device - keep
         return device - keep
 
-    def _save_or_drop(self, run: Run, left: int, end: int) -> Freed:
-        """Pages up to `end`, the last `left` of which shall go, are not on host: copy or lose them.
+    def _save_or_drop(self, run: Run, left: int) -> Freed:
+        """The last `left` pages of the run's tail, not on host, shall go: copy or lose them.
 
             pages    0      keep   first      cut         end
                      |------|------|----save----|---drop----|
@@ -115,11 +116,10 @@ class DeviceTier:
         deep end. Where host has pages above `keep` only, those become a run of their own, so that
         the host part of each run stays one interval.
         """
+        if run.host_start < run.host_end < run.device_pages - left:
+            self._state.divide(run, run.host_end)
+        end = run.device_pages
         keep = max(end - left, 0)
-        if run.host_start < run.host_end < keep:
-            above = run.host_end
-            self._state.divide(run, above)
-            keep, end = keep - above, end - above
         has_host_below = run.host_start < run.host_end < end
         first = cut = run.host_end if has_host_below else keep
         reason = self._why_lost(run)
@@ -128,19 +128,22 @@ class DeviceTier:
             room = self._copies.backup_room()
             if room <= 0:
                 return Freed(0, end - keep)  # copies in flight make room first
-            self._host.make_room(end - first, for_victim=run)
+            on_its_way = self._copies.oldest_victim(before=run)
+            self._host.make_room(end - first, for_victim=run, before=on_its_way)
             cut += min(end - first, self._state.host.free, room)
             reason = _REASON_WITHOUT_ROOM[self._state.config.write_policy]
-            waits = self._copies.brings_older(run)  # which will give way to this one
+            waits = on_its_way is not None  # it will give way to this one
         if cut < end and not waits:
             waits = self._is_in_use(run, cut)
         if cut < end and not waits:
             self._lose_device_pages(run, cut, reason)
-        if cut > first:
+        adjoins = cut == run.device_pages or run.host_end <= first  # host's part stays one interval
+        saved = cut - first if adjoins else 0
+        if saved:
             self._copies.save(run, first, cut)
         if waits:
             return Freed(0, end - keep)
-        return Freed(end - cut, cut - keep) if cut > first else Freed(end - cut, 0)
+        return Freed(end - cut, cut - keep if saved else 0)
 
     def _is_in_use(self, run: Run, page: int) -> bool:
         """Whether host pages of the run from `page` on, or anything below, are in use."""

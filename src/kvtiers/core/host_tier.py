@@ -19,17 +19,20 @@ class HostTier:
         self._state = state
         self._stores = stores
 
-    def make_room(self, pages: int, for_victim: Run | None = None) -> None:
+    def make_room(
+        self, pages: int, for_victim: Run | None = None, before: Run | None = None
+    ) -> None:
         """Try to have `pages` free host slots; `state.host.free` says how far it came.
 
         For a page that comes down from the device as a victim only what is older goes (its own
-        host-only descendants among it): a victim must not push out what outlives it.
+        host-only descendants among it): a victim must not push out what outlives it. With
+        `before`, only what is older than that run.
         """
         missing = pages - self._state.host.free
         if missing > 0:
-            self.evict(missing, for_victim)
+            self.evict(missing, for_victim, before)
 
-    def evict(self, pages: int, for_victim: Run | None = None) -> int:
+    def evict(self, pages: int, for_victim: Run | None = None, before: Run | None = None) -> int:
         """Free up to `pages` host slots now; returns how many became free."""
         state = self._state
         order = state.host_order
@@ -38,9 +41,9 @@ class HostTier:
         if order.mirrors_first:
             covered = self._give_up_mirrors(left)
             left -= covered
-            for_victim = None  # sole copies are all older than what is still on device
+        limit = before or for_victim
         for run in victims(order, held_on_host) if left else ():
-            if for_victim is not None and order.outlives(run, for_victim):
+            if limit is not None and order.outlives(run, limit):
                 break
             start, end, device = run.host_start, run.host_end, run.device_pages
             keep = max(start, end - left)
