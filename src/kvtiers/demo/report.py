@@ -17,16 +17,16 @@ MB = 1e6
 
 def print_tables(console: Console, results: Sequence[ActResult]) -> None:
     """One table for tokens, one for what moved, one for times; each fits into 80 columns."""
-    tokens = _table("Where the prompts came from, in tokens")
+    tokens = _table("Where the prompts came from (tokens)")
     for heading in (
         *("prompt", "device", "host", "storage", "computed", "reusable"),
-        *("dropped", "exact", "balanced"),
+        *("exact", "balanced"),
     ):
         tokens.add_column(heading, justify="right")
-    moved = _table("What moved between the tiers, in tokens (MB, GB/s of the copies alone)")
-    for heading in ("backed up", "loaded back", "stored", "prefetched", "evicted"):
+    moved = _table("What moved: tokens (MB, GB/s of the copies alone)")
+    for heading in ("backed up", "loaded back", "stored", "fetched", "evicted", "dropped"):
         moved.add_column(heading, justify="right")
-    times = _table("Seconds to the first token, p50/p95 (answers), by what served the prompt")
+    times = _table("First token by hit: seconds p50/p95 (answers)")
     for heading in ("device", "host", "storage", "computed"):
         times.add_column(heading, justify="right")
     for result in results:
@@ -38,7 +38,6 @@ def print_tables(console: Console, results: Sequence[ActResult]) -> None:
             *(f"{result.hit_tokens(tier):,}" for tier in ("device", "host", "storage")),
             f"{result.computed_tokens:,}",
             f"{result.reusable:,}",
-            f"{result.dropped_tokens:,}",
             _yes(result.exact),
             _yes(result.balanced),
         )
@@ -49,6 +48,7 @@ def print_tables(console: Console, results: Sequence[ActResult]) -> None:
             f"{counters.stored_tokens:,}",
             f"{counters.prefetched_tokens:,}",
             f"{counters.evicted_tokens:,}",
+            f"{result.dropped_tokens:,}",
         )
         by_hit = result.first_token_seconds_by_hit()
         times.add_row(result.act.name, *(_percentiles(by_hit[name]) for name in by_hit))
@@ -116,7 +116,12 @@ def _flow_json(tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
 
 def _table(title: str) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("act")
     return table
