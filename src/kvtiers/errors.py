@@ -10,6 +10,8 @@ KvtiersError
 ├── InvariantViolation     a book or a structure contradicts itself: a bug in kvtiers
 ├── StorageError           a store cannot be opened or was misused
 │   └── StorageLocked      another process owns the directory
+├── TraceError             a traffic trace that cannot be read
+├── DecisionLogError       a decision log that cannot be read
 ├── ModelError             a model cannot be found, converted or served
 ├── InvalidRequest         a request that can never be served here
 └── EngineBusy             a request that cannot be taken now: queue full, draining, stopped
@@ -65,6 +67,10 @@ class StorageLocked(StorageError):
 
 class TraceError(KvtiersError, ValueError):
     """A traffic trace cannot be read; the message names the file and the line, if there is one."""
+
+
+class DecisionLogError(KvtiersError, ValueError):
+    """A decision log cannot be read; the message names the line where there is one."""
 
 
 class ModelError(KvtiersError, RuntimeError):
