@@ -188,7 +188,7 @@ def test_one_zeroed_page_is_found_out(tmp_path: Path, tier: Tier) -> None:
             rig.evict_device()
 
         def zero_the_first_page(parts: EngineParts) -> None:
-            run = next(run for run in parts.cache.state.tree.walk() if run.start == 0)
+            run = next(run for run in parts.core.state.tree.walk() if run.start == 0)
             if tier is Tier.HOST:
                 parts.pools.host.memory[run.host_slots[0]] = 0
             else:

@@ -171,6 +171,15 @@ def serve(
     models_dir: Annotated[
         Path | None, _option("--models-dir", "MODELS_DIR", "Where converted models are.", _LIMITS)
     ] = None,
+    decision_log: Annotated[
+        Path | None,
+        _option(
+            "--decision-log",
+            "DECISION_LOG",
+            "File that records every call to the cache; it holds prompts.",
+            _LIMITS,
+        ),
+    ] = None,
     debug_hooks: Annotated[
         bool,
         typer.Option(
@@ -232,6 +241,7 @@ def serve(
         max_batch_tokens=max_batch_tokens,
         context_tokens=context_tokens,
         capture_logits_mib=CAPTURE_MIB if debug_hooks else 0,
+        decision_log=decision_log,
     )
     from kvtiers.server.launch import launch
 

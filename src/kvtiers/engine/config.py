@@ -68,6 +68,8 @@ class EngineConfig:
     audit_seconds: float = 5.0
     """How often the books are recounted in full while requests run."""
     capture_logits_mib: int = 0
+    decision_log: Path | None = None
+    """Where every call to the cache is recorded, for `kvtiers.testing.replay`; None: nowhere."""
 
     def __post_init__(self) -> None:
         problems: list[str] = []

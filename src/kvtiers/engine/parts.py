@@ -30,6 +30,7 @@ from kvtiers.errors import ConfigError, StorageError
 from kvtiers.metrics.gauges import Gauges
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.runtime.controller import CacheController
+from kvtiers.runtime.decision_log import RecordedCache
 from kvtiers.runtime.flights import Deadlines
 from kvtiers.runtime.storage_worker import StorageWorker
 from kvtiers.scheduling.config import SchedulerConfig
@@ -55,7 +56,10 @@ class EngineParts:
     config: EngineConfig
     model: ServedModel
     pools: KvPools
-    cache: UnifiedRadixCache
+    cache: PrefixCache
+    """What every part calls, so that each call is recorded where the configuration says so."""
+    core: UnifiedRadixCache
+    """The same cache without the recording, to look inside."""
     ledger: Ledger
     controller: CacheController
     scheduler: Scheduler
@@ -64,6 +68,7 @@ class EngineParts:
     clock: Callable[[], float]
     open_store: StoreFactory
     store: PageStore | None = None
+    recorder: RecordedCache | None = None
 
     # ------------------------------------------------------------------ what operators ask
 
@@ -85,7 +90,7 @@ class EngineParts:
 
     def look(self) -> Gauges:
         """What no fact tells, for the metrics: sizes and ages of the live parts now."""
-        occupancy, stats = self.cache.occupancy(), self.store_stats()
+        occupancy, stats = self.core.occupancy(), self.store_stats()
         return Gauges(
             leased_pages={
                 Tier.DEVICE: occupancy.device_leased,
@@ -93,8 +98,8 @@ class EngineParts:
             },
             host_mirror_pages=occupancy.host_mirrors,
             ghost_pages=occupancy.ghosts,
-            ghost_capacity_pages=self.cache.state.ghosts.capacity,
-            namespace_pages=namespace_pages(self.cache.state),
+            ghost_capacity_pages=self.core.state.ghosts.capacity,
+            namespace_pages=namespace_pages(self.core.state),
             running_requests=self.running_requests,
             queued_requests=self.waiting_requests,
             oldest_transfer_age_seconds={
@@ -174,6 +179,8 @@ class EngineParts:
         if self.store is not None and stopped:
             self.store.close()
             self.store = None
+        if self.recorder is not None:
+            self.recorder.end()
         return stopped
 
 
@@ -216,7 +223,7 @@ def assemble(
             f"cannot allocate {device_pages} device and {host_pages} host pages of {page_bytes} "
             f"bytes: {error}; lower --device-gib or --host-gib"
         ) from error
-    cache = UnifiedRadixCache(
+    core = UnifiedRadixCache(
         CacheConfig(
             device_pages=device_pages,
             host_pages=host_pages,
@@ -236,9 +243,12 @@ def assemble(
     clock = time.monotonic
     store = open_store(config, pools) if config.storage_dir is not None else None
     # The cache takes its own leases only; the shells see them as `LeaseView`s.
-    shared = cast(PrefixCache, cache)
+    cache = cast(PrefixCache, core)
+    recorder = None
+    if config.decision_log is not None:
+        cache = recorder = RecordedCache.to_file(cache, config.decision_log)
     controller = CacheController(
-        shared,
+        cache,
         ledger.fold,
         make_transfer(pools) if pools.host is not None else None,
         storage_worker(store, config, pools) if store is not None else None,
@@ -254,7 +264,7 @@ def assemble(
         capture=capture,
     )
     scheduler = Scheduler(
-        shared,
+        cache,
         executor,
         config=SchedulerConfig(
             policy=config.schedule_policy,
@@ -272,6 +282,7 @@ def assemble(
         model=model,
         pools=pools,
         cache=cache,
+        core=core,
         ledger=ledger,
         controller=controller,
         scheduler=scheduler,
@@ -280,6 +291,7 @@ def assemble(
         clock=clock,
         open_store=open_store,
         store=store,
+        recorder=recorder,
     )
 
 

@@ -111,24 +111,38 @@ class KeyDeltas:
 class RecordedCache:
     """A `PrefixCache` that hands every changing call on to `inner` and writes what came of it.
 
-    `write` is given one line, without its end, after each call; it must not raise. Looking is not
-    written (`match`, `recount`, `prefetch_ready`). A call that raises is written and raises.
+    `write` is given one line, without its end, after each call, and `close` is called once after
+    the last; neither may raise. Looking is not written (`match`, `recount`, `prefetch_ready`). A
+    call that raises is written and raises.
     """
 
-    def __init__(self, inner: PrefixCache, write: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        inner: PrefixCache,
+        write: Callable[[str], None],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         self.inner = inner
         self.config = inner.config
         self._write = write
+        self._close = close
         self._keys = KeyDeltas()
         self._namespaces: dict[bytes, int] = {}
         self.calls = 0
         write(_to_json({"decision_log": VERSION, "config": asdict(inner.config)}))
+
+    @classmethod
+    def to_file(cls, inner: PrefixCache, path: Path) -> RecordedCache:
+        """Record into a file, which is replaced. `ConfigError` where it cannot be written."""
+        file = DecisionLogFile(path)
+        return cls(inner, file.write, file.close)
 
     def end(self) -> None:
         """Write what nobody has drained, and that nothing is missing. Call it once, last."""
         self.take_facts()
         self.take_orders()
         self._write(_to_json({"end": self.calls}))
+        self._close()
 
     def introduce(self, namespace: Namespace) -> int:
         """The number that the log has for a namespace, written when it is first asked for."""

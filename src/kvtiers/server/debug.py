@@ -51,7 +51,7 @@ def _corrupt_host_page(parts: Any) -> dict[str, int] | None:
     """Zero the page nearest to a root that is on host and not on device, and at rest."""
     runs = [
         run
-        for run in parts.cache.state.tree.walk()
+        for run in parts.core.state.tree.walk()
         if max(run.device_pages, run.host_start) < run.host_end and not run.locks
     ]
     if not runs:
