@@ -1,4 +1,4 @@
-"""Our own trace: what `kvtiers serve --record` writes and every command reads.
+"""Our own trace: what a `TraceRecorder` writes of a live server, and every command reads.
 
 JSON lines. The first is the header, the others are requests in order of arrival:
 
