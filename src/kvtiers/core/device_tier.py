@@ -60,14 +60,14 @@ class DeviceTier:
 
     def _take(self, run: Run, left: int) -> Freed:
         """Up to `left` pages of the run's tail go: now, or when a copy ordered now has ended."""
-        now = self._demote(run, left)
-        if now == left or not run.device_pages:
-            return Freed(now, 0)
-        freed = self._save_or_drop(run, left - now)
-        now += freed.now
-        if not freed.pending:
-            now += self._demote(run, left - now)  # what is on host below the lost tail
-        return Freed(now, freed.pending)
+        now = 0
+        while now < left and run.device_pages:
+            demoted = self._demote(run, left - now)
+            freed = Freed(demoted, 0) if demoted else self._save_or_drop(run, left - now)
+            now += freed.now
+            if freed.pending:
+                return Freed(now, freed.pending)
+        return Freed(now, 0)
 
     def _prepare(self, run: Run, left: int) -> Freed:
         """The same where a copy ordered just now still reads pages below: nothing goes at once."""
