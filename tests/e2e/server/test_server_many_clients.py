@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -98,6 +100,18 @@ def _assert_nothing_is_left(server: RunningServer) -> None:
     assert "Traceback" not in server.log()
 
 
+def _assert_the_decisions_replay(decisions: Path) -> None:
+    """The same calls on a fresh cache, in another process, give the same facts byte for byte."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "kvtiers.testing.replay", str(decisions)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def _open_sockets(server: RunningServer) -> int:
     """Connections that the server holds; files of the storage come and go by themselves."""
     count = 0
@@ -125,9 +139,10 @@ def _settled_sockets(server: RunningServer, wanted: int) -> int:
 def test_64_clients_of_whom_some_leave_leak_nothing(
     start_server: StartServer, tmp_path: Path, write_policy: str
 ) -> None:
+    decisions = tmp_path / "decisions.jsonl"
     server = start_server(
         *("--storage", str(tmp_path / "storage"), "--schedule-policy", "priority"),
-        *("--write-policy", write_policy),
+        *("--write-policy", write_policy, "--decision-log", str(decisions)),
     )
     server.state()
     sockets_before = _open_sockets(server)
@@ -136,6 +151,7 @@ def test_64_clients_of_whom_some_leave_leak_nothing(
     _assert_nothing_is_left(server)
     assert _settled_sockets(server, sockets_before) <= sockets_before
     assert server.terminate() == 0
+    _assert_the_decisions_replay(decisions)
 
 
 @pytest.mark.soak
