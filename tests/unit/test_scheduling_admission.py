@@ -187,6 +187,42 @@ def test_a_cancelled_request_revokes_its_prefetch():
     assert not bench.scheduler.cancel(1)
 
 
+def test_where_nothing_runs_and_prefetches_hold_the_room_they_are_given_up_last_in_line_first():
+    bench = Bench()
+    bench.cache.prefetching = {2, 3, 4}
+    first = bench.request(8)
+    for _ in range(3):
+        bench.request(8)
+    bench.cache.answers[1] = [CAPACITY] * 2
+    bench.scheduler.step()
+    assert first.ended
+    assert bench.cache.cancelled == [4, 3]
+
+
+def test_a_request_gives_up_its_own_prefetch_before_it_would_wait_for_ever():
+    bench = Bench()
+    bench.cache.prefetching = {1}
+    request = bench.request(8)
+    bench.cache.prefetching = set()
+    bench.cache.answers[1] = [CAPACITY]
+    bench.scheduler.step()
+    assert bench.cache.cancelled == [1]
+    assert request.outcome is RequestOutcome.LENGTH
+
+
+def test_only_so_many_waiting_requests_prefetch_at_a_time():
+    bench = Bench(prefetches_max=2)
+    bench.cache.prefetching = {1, 2, 3, 4}
+    requests = [bench.request(8) for _ in range(4)]
+    assert [r.ticket_id for r in requests] == [1, 2, None, None]
+    bench.scheduler.cancel(1)
+    bench.scheduler.step()
+    assert [r.ticket_id for r in requests] == [None, 2, 3, None]
+    bench.cache.prefetching = set()
+    bench.run()
+    assert all(r.ended for r in requests)
+
+
 def test_a_step_looks_at_a_bounded_number_of_waiting_requests():
     bench = Bench(looks_per_step=5)
     bench.cache.prefetching = set(range(1, 6))

@@ -103,16 +103,18 @@ class Admission:
         """One attempt, and all that follows from a grant.
 
         Prefetches of waiting requests hold pages. Where nothing runs and there is no room all the
-        same, they are given up, last in line first: otherwise nothing would ever end.
+        same, they are given up, last in line first and its own in the end: otherwise nothing
+        would ever end.
         """
         began = self._clock()
         answer = adder.admit(request, now)
         if isinstance(answer, Blocked) and not self._roster.running:
-            for other in reversed(list(self._roster.waiting)):
+            others = [other for other in self._roster.waiting if other is not request]
+            for holder in (*reversed(others), request):
                 if not isinstance(answer, Blocked) or answer.on is not BlockedOn.DEVICE_CAPACITY:
                     break
-                if other.ticket_id is not None and other is not request:
-                    self._roster.give_up_prefetch(other, now)
+                if holder.ticket_id is not None:
+                    self._roster.give_up_prefetch(holder, now)
                     answer = adder.admit(request, now)
         evicted = self._hand_on_facts()
         if not isinstance(answer, Blocked | Refused):
