@@ -61,7 +61,7 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
     for check in checks:
         mark = "[green]ok  [/]" if check.holds else "[bold red]FAIL[/]"
         console.print(f"{mark} {check.name}", highlight=False)
-        console.print(f"     [dim]{check.found}[/]", highlight=False)
+        console.print(f"     [dim]{check.found}[/]", highlight=False, soft_wrap=True)
 
 
 def as_json(
