@@ -19,22 +19,30 @@ ALIGNMENT_BYTES = 4096
 """Direct I/O wants memory aligned to the device's blocks; none is larger than this."""
 
 
-class StagingArea:
-    """Room for `pages` pages of each pool, allocated and touched when first needed."""
+def staging_pages(pools: Sequence[PoolSpec], staging_bytes: int) -> int:
+    """How many pages, each with its part in every pool, fit into `staging_bytes`; at least one."""
+    return max(1, staging_bytes // sum(_stride(pool) for pool in pools))
 
-    def __init__(self, pools: Sequence[PoolSpec], staging_bytes: int) -> None:
-        self._strides = {
-            p.name: -(-p.bytes_per_slot // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for p in pools
+
+class StagingArea:
+    """Room for `pages` pages of each pool.
+
+    The memory is taken and touched at once: a reader that did so at its first read would make a
+    request wait for it, longer than for the read itself.
+    """
+
+    def __init__(self, pools: Sequence[PoolSpec], pages: int) -> None:
+        self.pages = pages
+        self._bytes = {pool.name: pool.bytes_per_slot for pool in pools}
+        self._memory: dict[str, npt.NDArray[np.uint8]] = {
+            pool.name: allocate(pages * _stride(pool)).reshape(pages, -1) for pool in pools
         }
-        self._bytes = {p.name: p.bytes_per_slot for p in pools}
-        self.pages = max(1, staging_bytes // sum(self._strides.values()))
-        self._memory: dict[str, npt.NDArray[np.uint8]] = {}
 
     def page(self, pool: str, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of page `index` of a pool, to be read into and copied from."""
-        memory = self._memory.get(pool)
-        if memory is None:
-            memory = allocate(self.pages * self._strides[pool]).reshape(self.pages, -1)
-            self._memory[pool] = memory
-        row: npt.NDArray[np.uint8] = memory[index, : self._bytes[pool]]
+        row: npt.NDArray[np.uint8] = self._memory[pool][index, : self._bytes[pool]]
         return row
+
+
+def _stride(pool: PoolSpec) -> int:
+    return -(-pool.bytes_per_slot // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -28,7 +28,7 @@ from kvtiers.errors import ConfigError, ProtocolError
 from kvtiers.events import Copy, Fact, FactTuple, Lookup
 from kvtiers.runtime.lanes import JobState, Lane
 from kvtiers.runtime.page_names import PageNames
-from kvtiers.runtime.staging import StagingArea
+from kvtiers.runtime.staging import StagingArea, staging_pages
 from kvtiers.runtime.storage_port import StorageResult
 from kvtiers.storage.port import PageRef, PageStore
 from kvtiers.transfer.pools import HostPool
@@ -110,7 +110,10 @@ class StorageWorker:
         self._names = PageNames(specs, page_tokens, layout, shard)
         self._page_tokens = page_tokens
         self._clock = clock
-        self._batch_pages = StagingArea(specs, batch_bytes).pages
+        # No read is larger than the host tier, whatever memory it might have.
+        self._batch_pages = min(
+            staging_pages(specs, batch_bytes), *(pool.slots for pool in self._pools)
+        )
         self._lock = threading.Lock()
         self._jobs: dict[tuple[StorageOp, int], _Job] = {}
         self._results: list[StorageResult] = []
@@ -119,7 +122,7 @@ class StorageWorker:
         self._closed = False
 
         def reader() -> Callable[[_Job], None]:
-            staging = StagingArea(specs, batch_bytes)
+            staging = StagingArea(specs, self._batch_pages)
             return lambda job: self._run(job, lambda: self._read(job, staging))
 
         self._lanes: dict[StorageOp, Lane[_Job]] = {

@@ -12,6 +12,7 @@ import pytest
 
 from kvtiers.errors import ConfigError, ProtocolError
 from kvtiers.events import Copy, Fact, FactTuple, Lookup, PoolSlots
+from kvtiers.runtime import staging
 from kvtiers.runtime.storage_port import StorageResult
 from kvtiers.runtime.storage_worker import StorageWorker
 from kvtiers.storage.memory import MemoryStore
@@ -391,3 +392,23 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.0005)
+
+
+def test_readers_take_their_memory_before_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def counted(num_bytes: int) -> np.ndarray:
+        taken.append(num_bytes)
+        return np.zeros(num_bytes, np.uint8)
+
+    monkeypatch.setattr(staging, "allocate", counted)
+    rig = build(read_threads=3, batch_pages=1000)
+    at_start = list(taken)
+    assert len(at_start) == 3
+    assert max(at_start) <= 64 * 4096, "no more than the host tier has pages"
+    rig.stored(6)
+    for op_id in range(4):
+        rig.worker.prefetch(prefetch_of(op_id, 0, slots(6 * op_id + 6, 6)))
+    rig.results(4)
+    assert taken == at_start
+    assert rig.worker.close(10)
