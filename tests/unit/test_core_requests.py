@@ -59,6 +59,8 @@ def test_every_computed_token_of_a_repeated_prompt_has_its_reason(tokens: int) -
 def test_an_empty_prompt_matches_nothing_and_is_refused_as_input() -> None:
     cache = driver()
     assert cache.match([]) == (0, 0, 0)
+    cache.serve(prompt(1, PAGE))
+    assert cache.match([]) == (0, 0, 0)
     with pytest.raises(ValueError, match="at least one"):
         cache.admit([])
     cache.check()

@@ -30,7 +30,7 @@ class Matcher:
 
     def usable_limit(self, prompt_tokens: int) -> int:
         """Pages of a prompt that may be hits: at least one token is always computed."""
-        if self._config.last_token_rule:
+        if self._config.last_token_rule and prompt_tokens:
             prompt_tokens -= 1
         return prompt_tokens // self._config.page_tokens
 

@@ -354,6 +354,22 @@ class CacheDriver:
         return token_key(tokens)[: pages * self.config.page_tokens * TOKEN_BYTES]
 
 
+def resident_names(cache: PrefixCache, tier: Tier) -> set[bytes]:
+    """Every page of a tier, named by its namespace's digest and all tokens up to its end."""
+    assert isinstance(cache, UnifiedRadixCache)
+    page_bytes = cache.config.page_tokens * TOKEN_BYTES
+    names: set[bytes] = set()
+    for run in cache.state.tree.walk():
+        path = run.path()
+        above = path[0].parent.key + b"".join(
+            each.key[: each.pages * page_bytes] for each in path[:-1]
+        )
+        device = tier is Tier.DEVICE
+        first, end = (0, run.device_pages) if device else (run.host_start, run.host_end)
+        names.update(above + run.key[: page * page_bytes] for page in range(first + 1, end + 1))
+    return names
+
+
 def missed(split: HitSplit) -> dict[MissReason, int]:
     """Why a prompt's tokens were computed."""
     return dict(split.missed)

@@ -63,6 +63,7 @@ class ModelLease:
     hits: tuple[int, int]
     """Device and host hits, in tokens."""
     duplicates: int = 0
+    committed: bool = False
 
     @property
     def capacity_pages(self) -> int:
@@ -97,9 +98,7 @@ class ModelCache:
     def _names(self, key: bytes, namespace: Namespace) -> list[bytes]:
         """Names of all whole pages of a key, from the root down."""
         page_bytes = self.config.page_tokens * TOKEN_BYTES
-        return [
-            namespace.digest + key[:end] for end in range(page_bytes, len(key) + 1, page_bytes)
-        ]
+        return [namespace.digest + key[:end] for end in range(page_bytes, len(key) + 1, page_bytes)]
 
     def _known(self, key: bytes, namespace: Namespace) -> list[ModelPage]:
         """The leading pages of a key that are in the cache."""
@@ -111,7 +110,7 @@ class ModelCache:
         return found
 
     def _usable_limit(self, prompt_tokens: int) -> int:
-        last = 1 if self.config.last_token_rule else 0
+        last = 1 if self.config.last_token_rule and prompt_tokens else 0
         return (prompt_tokens - last) // self.config.page_tokens
 
     # ---- the life of a request
@@ -181,14 +180,13 @@ class ModelCache:
             self._release(held)
             return Blocked(BlockedOn.DEVICE_CAPACITY)
         hits = (len(held) * page_tokens, 0)
-        fork = ModelLease(
-            lease.namespace, Attempt.FORK, held, need, lease.prompt_tokens, hits
-        )
+        fork = ModelLease(lease.namespace, Attempt.FORK, held, need, lease.prompt_tokens, hits)
         self.leases.append(fork)
         return fork
 
     def commit(self, lease: ModelLease, key: bytes, computed_tokens: int) -> None:
         """Publish what is complete. The first publisher wins; the other keeps its slot private."""
+        lease.committed = True
         computed = key[: computed_tokens * TOKEN_BYTES]
         unpublished = self._names(computed, lease.namespace)[len(lease.pages) :]
         for name in unpublished:
