@@ -141,6 +141,19 @@ def test_a_namespace_that_holds_nothing_leaves_no_trace() -> None:
     assert not cache.cache.state.tree.namespaces  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("found", [0, 2])
+def test_a_namespace_that_only_asked_storage_leaves_no_trace(found: int) -> None:
+    cache = driver(storage=True, prefetch_threshold_tokens=PAGE)
+    ticket = cache.prefetch(prompt(1, 3 * PAGE))
+    assert ticket is not None
+    cache.found(ticket, found)
+    cache.cancel_prefetch(ticket)
+    for read in cache.pending(Purpose.PREFETCH):
+        cache.fail(read)
+    assert not cache.cache.state.tree.roots  # type: ignore[attr-defined]
+    assert not cache.cache.state.tree.namespaces  # type: ignore[attr-defined]
+
+
 # ---- bad input: a clear error, and nothing changed
 
 

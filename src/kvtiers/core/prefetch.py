@@ -307,7 +307,7 @@ class Prefetcher:
             for follower in [each for each in self._tickets.values() if each.leader is ticket]:
                 self._go_on(follower)
         if ticket.closed:
-            self._state.unlock(ticket.anchor)
+            self._let_go(ticket)
 
     # ---- ending
 
@@ -364,7 +364,7 @@ class Prefetcher:
         del self._tickets[ticket.ticket_id]
         ticket.closed = True
         if ticket.leader is not None or ticket.done:
-            self._state.unlock(ticket.anchor)
+            self._let_go(ticket)
             return
         if any(each.leader is ticket for each in self._tickets.values()):
             return  # others wait for it: it goes on, and unlocks when it completes
@@ -373,6 +373,11 @@ class Prefetcher:
             self._state.orders.append(Cancel(operation.op_id))
         if not ticket.operations:
             self._complete(ticket)
+
+    def _let_go(self, ticket: Ticket) -> None:
+        """Unlock what the ticket's pages would have continued; its root too may be empty now."""
+        self._state.unlock(ticket.anchor)
+        self._state.tree.drop_empty_root(ticket.anchor)
 
     def _unused(self, ticket: Ticket, reason: UnfulfilledReason, pages: int) -> None:
         if pages:
