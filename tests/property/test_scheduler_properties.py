@@ -23,7 +23,7 @@ from kvtiers.types import (
 )
 
 QUICK = settings(
-    max_examples=60,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -228,6 +228,23 @@ def test_a_deadline_ends_a_waiting_request_and_names_the_time_to_wake_up():
     assert bench.scheduler.idle_until() is None
 
 
+def test_what_is_acknowledged_late_in_a_step_is_looked_at_without_delay():
+    bench = Bench()
+    bench.cache.loads = {1: [(5,)]}
+    request = bench.request(4)
+    bench.scheduler.step()
+    assert request.state is RequestState.PREFILLING, "computed, and parked until its load is there"
+
+    def acknowledge() -> None:
+        bench.cache.leases[0].load_ops = ()
+
+    bench.pumped = [None, acknowledge]  # after the step has looked at parked requests
+    assert bench.scheduler.step() == []
+    assert bench.scheduler.idle_until() == bench.now
+    assert [o.outcome for o in bench.scheduler.step()] == [RequestOutcome.LENGTH]
+    assert bench.scheduler.idle_until() is None
+
+
 def test_idle_time_ends_at_the_nearest_deadline_of_a_live_request():
     bench = Bench()
     bench.cache.loads = {1: [(5,)], 2: [(6,)]}

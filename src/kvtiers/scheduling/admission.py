@@ -141,20 +141,21 @@ class Admission:
         if found is None:
             return False
         leader, shared_tokens = found
-        wait = self._waits.setdefault(request.request_id, _Wait())
-        if leader.request_id not in wait.leaders:
-            if len(wait.leaders) >= self._config.share_leaders_max:
-                return False
-            wait.leaders.add(leader.request_id)
         prefilling = roster.prefilling.values()
-        return waiting_is_cheaper(
+        if not waiting_is_cheaper(
             shared_tokens=shared_tokens,
             matched_tokens=matched_tokens,
             ahead_tokens=tokens_ahead(prefilling, leader, shared_tokens),
             backlog_tokens=sum(r.tokens - r.computed_tokens for r in prefilling),
             budget_tokens=adder.prefill_tokens_per_step,
             step_cost_tokens=self._config.share_step_cost_tokens,
-        )
+        ):
+            return False
+        leaders = self._waits.setdefault(request.request_id, _Wait()).leaders
+        if leader.request_id not in leaders and len(leaders) >= self._config.share_leaders_max:
+            return False
+        leaders.add(leader.request_id)
+        return True
 
     def _worth_trying(self, wait: _Wait, now: float) -> bool:
         return (

@@ -67,6 +67,7 @@ class Scheduler:
         self._growth = Growth(cache, config, self._roster)
         self._settlement = Settlement(cache, config, self._roster)
         self._deadlines: list[tuple[float, int]] = []
+        self._changed_late = False  # the last step ended on news that it has not looked at
 
     # ------------------------------------------------------------------ requests
 
@@ -145,6 +146,7 @@ class Scheduler:
         """
         roster, settlement = self._roster, self._settlement
         settlement.tally = PrefillTally()
+        self._changed_late = False
         if self._pump():
             roster.releases += 1
         now = self._clock()
@@ -171,7 +173,7 @@ class Scheduler:
         None: there is nothing to wait for. Meant for a caller whose last step computed nothing;
         in virtual time the clock may jump to the earlier of this and the next event.
         """
-        if self._roster.outputs:
+        if self._roster.outputs or self._changed_late:
             return self._clock()
         times: list[float] = []
         while self._deadlines and self._deadlines[0][1] not in self._roster.live:
@@ -184,11 +186,14 @@ class Scheduler:
 
     def _run(self, adder: PrefillAdder) -> None:
         """Hand out the orders, run the batch and settle it."""
-        if self._pump():
+        changed = self._pump()
+        if changed:
             self._roster.releases += 1
         for request in self._settlement.void_failed(self._clock()):
             adder.remove(request)
         if not adder.planned:
+            # Whoever waits for what came just now was passed before it came.
+            self._changed_late = changed
             return
         repeat = self._growth.repeats(adder, self._clock())
         result = self._executor.run(adder.build(repeat))
