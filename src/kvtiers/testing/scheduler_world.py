@@ -19,6 +19,7 @@ from kvtiers.core.interface import PrefixCache
 from kvtiers.errors import InvariantViolation
 from kvtiers.events import Cancel, Copy, FactTuple, HiCacheAck, Lookup, moved
 from kvtiers.metrics.ledger import Ledger
+from kvtiers.runtime.decision_log import RecordedCache
 from kvtiers.scheduling.config import SchedulerConfig
 from kvtiers.scheduling.executor import Batch, SamplingParams
 from kvtiers.scheduling.prefill_stats import PrefillStats
@@ -70,7 +71,7 @@ class SeededShell:
 
     def __init__(
         self,
-        cache: UnifiedRadixCache,
+        cache: PrefixCache,
         sink: Callable[[list[FactTuple]], None],
         faults: Faults,
         rng: random.Random,
@@ -190,7 +191,10 @@ class SeededShell:
 
 
 class SchedulerWorld:
-    """One seeded world. `facts` is everything in the order it was folded."""
+    """One seeded world. `facts` is everything in the order it was folded.
+
+    `record` is given the lines of a decision log; call `recorded.end()` when all is done.
+    """
 
     def __init__(
         self,
@@ -202,6 +206,7 @@ class SchedulerWorld:
         seconds_per_step: float = 0.01,
         seconds_per_token: float = 0.0001,
         keep_facts: bool = False,
+        record: Callable[[str], None] | None = None,
     ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
@@ -210,13 +215,15 @@ class SchedulerWorld:
         self._faults = faults
         self.cache = UnifiedRadixCache(cache_config)
         shared = cast(PrefixCache, self.cache)  # it knows its own leases only
+        self.recorded = None if record is None else RecordedCache(shared, record)
+        shared = self.recorded or shared
         self.ledger = Ledger(
             cache_config.page_tokens,
             cache_config.pools,
             cache_config.device_pages,
             cache_config.host_pages,
         )
-        self.shell = SeededShell(self.cache, self._fold, faults, self.rng)
+        self.shell = SeededShell(shared, self._fold, faults, self.rng)
         self.executor = FakeExecutor(
             seconds_per_step=seconds_per_step,
             seconds_per_token=seconds_per_token,
