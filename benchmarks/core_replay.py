@@ -8,8 +8,8 @@ one tier, and three tiers (write-through, a host of four times the device, every
 at once), each without and with ghosts. Leases, slots and the ledger are always on. `--peer-python`
 is the Python of a separate virtual environment with sglang in it; the peer runs there, in a process
 that answers one timing at a time, so both sides' runs alternate. Figures are medians of `--runs`
-runs, those with ghosts single runs. Targets compare CPU time, which a busy machine disturbs least; wall time is in the
-JSON. Beside the replays stand probes: `core_replay_probes.py`.
+runs, those with ghosts single runs. Targets compare CPU time, which a busy machine disturbs least;
+wall time stands beside it. Beside the replays there are probes: `core_replay_probes.py`.
 
 `--markdown` rewrites this benchmark's section of a page from the figures. Exit status 1 when a
 target is missed.

@@ -89,8 +89,8 @@ def _markdown(figures: dict[str, Any]) -> str:
             else "There was no peer in this run. "
         )
         + "Ours has leases, slots and the ledger on. *Three tiers*: write-through, a host of four "
-        "times the device, every copy acknowledged at once. *Ghosts*: as many as there are pages of "
-        "device and host (the default); those rows are single runs.",
+        "times the device, every copy acknowledged at once. *Ghosts*: as many as device and host "
+        "have pages (the default); those rows are single runs.",
     ]
     for title, header, rows in _tables(figures):
         lines += ["", f"### {title}", "", "| " + " | ".join(header) + " |"]
