@@ -6,6 +6,7 @@ Every sentence is made from numbers of full replays; nothing is claimed that was
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,6 +123,13 @@ def _limit(plan: Plan) -> tuple[str, ...]:
         )
     sentences += [f"Reached: {limit}." for limit in choice.limits]
     ceiling = plan.bound.curve.ceiling + plan.bound.output_reuse
+    least = plan.trace.prefill_share * (1 - ceiling)
+    if least > 1:
+        sentences.append(
+            f"Compute: prefill alone takes {_percent(plan.trace.prefill_share)} of the time "
+            f"without any cache and {_percent(least)} with an unbounded one. No memory makes up "
+            f"for that; it takes at least {math.ceil(least)} of these machines."
+        )
     if choice.hit_ratio < 0.95 * ceiling:
         sentences.append(
             f"Capacity: an unbounded cache could find {_percent(ceiling)}; it needs "
