@@ -161,6 +161,25 @@ def test_under_write_back_a_page_is_copied_before_its_slot_is_free() -> None:
     cache.abort(lease)
 
 
+@pytest.mark.parametrize("retention", list(Retention))
+def test_what_an_eviction_has_saved_does_not_go_for_the_store_of_its_head(
+    retention: Retention,
+) -> None:
+    # Otherwise the head does not fit either, and the eviction saves the same tail for ever.
+    cache = driver(
+        device_pages=8,
+        host_pages=2,
+        storage=True,
+        write_policy=WritePolicy.WRITE_BACK,
+        retention=retention,
+    )
+    cache.serve(prompt(1, 7 * PAGE))
+    assert cache.evict(Tier.DEVICE, 2) == 0
+    cache.ack_all()
+    assert cache.resident(Tier.HOST) == 2
+    assert cache.evict(Tier.DEVICE, 2) == 2
+
+
 def test_a_victim_that_could_not_be_saved_is_dropped_and_not_tried_for_ever() -> None:
     cache = driver(host_pages=8, write_policy=WritePolicy.WRITE_BACK)
     cache.serve(prompt(1, 8 * PAGE), acks=False)

@@ -174,8 +174,8 @@ class Copies:
         if gap is None or gap.backup is not None or gap.copy_failed or not gap.device_pages:
             return
         missing = _unsaved_head(gap)
-        self._host.make_room(missing, for_victim=gap)
-        missing = _unsaved_head(gap)  # making room may have taken mirrors of this very run
+        # What has just been saved below the gap must not go for it: an eviction waits for that.
+        self._host.make_room(missing, for_victim=gap, spare=run.path())
         if missing > min(self._state.host.free, self.backup_room()):
             self._state.facts.append(
                 (Fact.DECLINED, Purpose.STORE, DeclineReason.PARENT_MISSING, missing)

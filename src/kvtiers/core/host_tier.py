@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -20,31 +21,43 @@ class HostTier:
         self._stores = stores
 
     def make_room(
-        self, pages: int, for_victim: Run | None = None, before: Run | None = None
+        self,
+        pages: int,
+        for_victim: Run | None = None,
+        before: Run | None = None,
+        spare: Collection[Run] = (),
     ) -> None:
         """Try to have `pages` free host slots; `state.host.free` says how far it came.
 
         For a page that comes down from the device as a victim only what is older goes (its own
         host-only descendants among it): a victim must not push out what outlives it. With
-        `before`, only what is older than that run.
+        `before`, only what is older than that run; nothing of the runs in `spare` goes.
         """
         missing = pages - self._state.host.free
         if missing > 0:
-            self.evict(missing, for_victim, before)
+            self.evict(missing, for_victim, before, spare)
 
-    def evict(self, pages: int, for_victim: Run | None = None, before: Run | None = None) -> int:
+    def evict(
+        self,
+        pages: int,
+        for_victim: Run | None = None,
+        before: Run | None = None,
+        spare: Collection[Run] = (),
+    ) -> int:
         """Free up to `pages` host slots now; returns how many became free."""
         state = self._state
         order = state.host_order
         left = pages
         covered = demoted = dropped = 0
         if order.mirrors_first:
-            covered = self._give_up_mirrors(left)
+            covered = self._give_up_mirrors(left, spare)
             left -= covered
         limit = before or for_victim
         for run in victims(order, held_on_host) if left else ():
             if limit is not None and order.outlives(run, limit):
                 break
+            if run in spare:
+                continue
             start, end, device = run.host_start, run.host_end, run.device_pages
             keep = max(start, end - left)
             if order.mirrors_first or run is for_victim:
@@ -125,13 +138,15 @@ class HostTier:
             below.extend(each.children.values())
         return False
 
-    def _give_up_mirrors(self, pages: int) -> int:
+    def _give_up_mirrors(self, pages: int, spare: Collection[Run]) -> int:
         """Exclusive retention: pages that are on device too leave first, head first."""
         state = self._state
         order = state.host_order
         left = pages
         while left:
-            free_to_go = (run for run in order.mirrors() if not held_on_host(run))
+            free_to_go = (
+                run for run in order.mirrors() if not held_on_host(run) and run not in spare
+            )
             batch = list(islice(free_to_go, 64))
             for run in batch:
                 take = min(run.device_pages, run.host_end, run.host_start + left) - run.host_start
