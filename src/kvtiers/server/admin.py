@@ -17,6 +17,7 @@ from kvtiers.engine.messages import TokenArray
 from kvtiers.errors import ConfigError, StorageError
 from kvtiers.server.context import ServerContext
 from kvtiers.server.errors import ApiError, documented
+from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import chat_prompt, completion_prompts
 from kvtiers.server.reports import cache_state, ledger_report
 from kvtiers.server.requests import FlushRequest, PinRequest
@@ -33,7 +34,9 @@ from kvtiers.types import Tier
 
 def admin_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRouter:
     """The routes, for one server."""
-    router = APIRouter(prefix="/cache", dependencies=list(dependencies), tags=["cache"])
+    router = APIRouter(
+        route_class=JsonRoute, prefix="/cache", dependencies=list(dependencies), tags=["cache"]
+    )
     engine, pins = context.engine, context.pins
     one_pin_at_a_time = threading.Lock()
 

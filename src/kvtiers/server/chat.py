@@ -26,6 +26,7 @@ from kvtiers.server.answers import (
 from kvtiers.server.context import ServerContext
 from kvtiers.server.errors import ApiError, documented
 from kvtiers.server.generation import Generation
+from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import chat_prompt
 from kvtiers.server.requests import ChatRequest
 from kvtiers.server.responses import ChatCompletion, Usage
@@ -36,7 +37,7 @@ CHUNK_KIND = "chat.completion.chunk"
 
 def chat_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRouter:
     """The route, for one server."""
-    router = APIRouter(dependencies=list(dependencies), tags=["generation"])
+    router = APIRouter(route_class=JsonRoute, dependencies=list(dependencies), tags=["generation"])
 
     @router.post(
         "/v1/chat/completions",

@@ -25,6 +25,7 @@ from kvtiers.server.answers import (
 from kvtiers.server.context import ServerContext
 from kvtiers.server.errors import documented
 from kvtiers.server.generation import Generation
+from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import completion_prompts
 from kvtiers.server.requests import CompletionRequest
 from kvtiers.server.responses import Completion, Usage
@@ -35,7 +36,7 @@ MAX_TOKENS_DEFAULT = 16
 
 def completions_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRouter:
     """The route, for one server."""
-    router = APIRouter(dependencies=list(dependencies), tags=["generation"])
+    router = APIRouter(route_class=JsonRoute, dependencies=list(dependencies), tags=["generation"])
 
     @router.post(
         "/v1/completions",

@@ -15,11 +15,14 @@ from starlette.responses import Response
 
 from kvtiers.server.context import ServerContext
 from kvtiers.server.errors import ApiError
+from kvtiers.server.json_body import JsonRoute
 
 
 def debug_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRouter:
     """The routes, for one server."""
-    router = APIRouter(prefix="/cache/debug", dependencies=list(dependencies))
+    router = APIRouter(
+        route_class=JsonRoute, prefix="/cache/debug", dependencies=list(dependencies)
+    )
 
     @router.get("/logits/{request_id}")
     def get_logits(request_id: str) -> Response:

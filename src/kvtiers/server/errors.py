@@ -19,6 +19,9 @@ from starlette.exceptions import HTTPException
 
 log = logging.getLogger("kvtiers.server")
 
+_PROBLEMS_TOLD_MAX = 8
+"""A body can be wrong in a thousand places; its answer must not be as long."""
+
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -111,10 +114,13 @@ def install_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return JSONResponse(_explain(error.errors()), 400)
 
-    async def on_http(_: Request, error: Exception) -> JSONResponse:
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code in (404, 405):  # the router's own: no route raises them without a body
+            message = f"{message}: {request.method} {request.url.path}; /docs lists what there is"
         return JSONResponse(
-            error_body(error.status_code, str(error.detail)), error.status_code, error.headers
+            error_body(error.status_code, message), error.status_code, error.headers
         )
 
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
@@ -142,11 +148,22 @@ def _explain(problems: Sequence[Any]) -> dict[str, Any]:
     explained = [
         (param, *_sentence(problem, param))
         for param, problem in best.items()
-        if _telling(problem) or not any(other.startswith(f"{param}.") for other in best)
+        if _telling(problem) or not _is_outdone(param, best)
     ]
     first_param, first_code, _ = explained[0]
-    message = "; ".join(sentence for _, _, sentence in explained)
+    sentences = [sentence for _, _, sentence in explained[:_PROBLEMS_TOLD_MAX]]
+    if len(explained) > len(sentences):
+        sentences.append(f"and {len(explained) - len(sentences)} more")
+    message = "; ".join(sentences)
     return error_body(400, message, code=first_code, param=first_param or None)
+
+
+def _is_outdone(param: str, best: dict[str, Any]) -> bool:
+    """Whether something is known within `param`, or something more telling about its whole."""
+    return any(
+        other.startswith(f"{param}.") or (param.startswith(f"{other}.") and _telling(problem))
+        for other, problem in best.items()
+    )
 
 
 def _telling(problem: Any) -> int:

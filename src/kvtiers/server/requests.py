@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic.functional_validators import BeforeValidator, WrapValidator
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
@@ -47,7 +53,9 @@ EmptyObjectOnly: TypeAlias = Annotated[
 EmptyListOnly: TypeAlias = Annotated[Annotated[list[Any], Field(max_length=0)] | None, _NEUTRAL]
 NoneWordOnly: TypeAlias = Annotated[Literal["none"] | None, _NEUTRAL]
 
-TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenId: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+# The first wrong id is told, not each of a million.
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
 StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -92,12 +100,9 @@ class CompletionRequest(Generation):
 
     prompt: (
         PromptText
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[PromptText], Field(min_length=1, max_length=PROMPTS_MAX)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1)]],
-            Field(min_length=1, max_length=PROMPTS_MAX),
-        ]
+        | TokenIds
+        | Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
     ) = Field(description="Text, token ids, or a list of either")
     max_tokens: int | None = Field(None, ge=1, le=1 << 20, description="Default 16")
     logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
@@ -178,7 +183,7 @@ class ChatRequest(Generation):
 class PinRequest(Strict):
     """POST /cache/pins: keep a prefix until it is unpinned or its time is over."""
 
-    prompt: PromptText | Annotated[list[TokenId], Field(min_length=1)] | None = None
+    prompt: PromptText | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     cache_salt: str | None = Field(None, max_length=256)
     ttl_seconds: float = Field(600, gt=0, le=86_400)

@@ -16,6 +16,9 @@ REFUSALS = [
     (COMPLETIONS, {"model": "nope", "prompt": "a"}, 404, "this server has 'tiny'"),
     (COMPLETIONS, {"model": "tiny", "prompt": ""}, 400, "at least 1 character"),
     (COMPLETIONS, {"model": "tiny", "prompt": []}, 400, "at least 1 item"),
+    (COMPLETIONS, {"model": "tiny", "prompt": [True]}, 400, "valid integer"),
+    (COMPLETIONS, {"model": "tiny", "prompt": [""]}, 400, "at least 1 character"),
+    (COMPLETIONS, {"model": "tiny", "prompt": ["a"] * 65}, 400, "at most 64 items"),
     (COMPLETIONS, {"model": "tiny", "prompt": [9999]}, 400, "outside the vocabulary"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a" * 1024}, 400, "shorten the prompt"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "max_tokens": 0}, 400, "greater than"),
@@ -55,6 +58,11 @@ def test_a_request_that_cannot_be_served_is_told_why(
         (b"[1, 2]", "not a JSON object"),
         (b"", "no JSON body"),
         (b"\xff\xfe", "not valid JSON"),
+        (b'{"model": "tiny", "prompt": "\xe9"}', "not valid UTF-8"),
+        (b'{"model": "\\ud800", "prompt": "a"}', "surrogate"),
+        (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', "surrogate"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "not valid JSON"),
+        (b"[" * 100_000 + b"]" * 100_000, "depth limit"),
     ],
 )
 def test_a_body_that_is_no_request_is_told_why(
@@ -63,6 +71,14 @@ def test_a_body_that_is_no_request_is_told_why(
     headers = {"content-type": "application/json"}
     response = server.http.post(COMPLETIONS, content=content, headers=headers)
     _assert_openai_shape(response, 400, words)
+
+
+def test_a_body_that_is_wrong_everywhere_gets_a_short_answer(server: RunningServer) -> None:
+    wrong = {f"wat{i}": 1 for i in range(10_000)}
+    for body in ({"prompt": [1.5] * 100_000}, {"prompt": ["a"] * 65}, {"prompt": "a", **wrong}):
+        response = server.http.post(COMPLETIONS, json={"model": "tiny", **body})
+        assert response.status_code == 400
+        assert len(response.content) < 2000
 
 
 def test_a_body_beyond_the_limit_is_refused(server: RunningServer) -> None:
