@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ from kvtiers.engine.messages import FinishReason  # noqa: E402
 from kvtiers.engine.models import model_directory  # noqa: E402
 from kvtiers.engine.parts import assemble  # noqa: E402
 from kvtiers.engine.served_model import ServedModel, load_plain  # noqa: E402
-from kvtiers.errors import ConfigError, EngineBusy, StorageError  # noqa: E402
+from kvtiers.errors import ConfigError, EngineBusy, ModelError, StorageError  # noqa: E402
 from kvtiers.types import StoreOn, Tier, WritePolicy  # noqa: E402
 
 
@@ -245,6 +246,36 @@ def test_contradictions_are_reported_all_at_once() -> None:
     assert "int4" in message
     assert "page_tokens" in message
     assert "host_gib" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("device_gib", math.nan),
+        ("host_gib", math.inf),
+        ("storage_gib", math.nan),
+        ("device_pages", 0),
+        ("host_pages", -3),
+        ("context_tokens", 0),
+        ("max_waiting_requests", -1),
+        ("prefetch_threshold_tokens", -1),
+    ],
+)
+def test_a_size_that_is_none_is_named_with_its_limit(setting: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting} is {value}; it must be"):
+        EngineConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+def test_tiers_larger_than_the_machine_are_refused_before_they_are_taken(directory: Path) -> None:
+    served = ServedModel.of(load_plain(directory, "float32"))
+    config = replace(CONFIG, device_pages=None, host_pages=None, device_gib=1.0, host_gib=1e6)
+    with pytest.raises(ConfigError, match="available here"):
+        assemble(config, served, ())
+
+
+def test_a_path_without_a_model_is_not_taken_for_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is not a directory"):
+        model_directory(str(tmp_path / "nothing"), tmp_path)
 
 
 def test_policies_may_be_given_by_name_and_unknown_ones_list_the_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,12 @@ def _label(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise ConfigError(f"--metrics-label '{text}' is not of the form KEY=VALUE")
     return name, value
+
+
+def _mib(flag: str, number: float) -> int:
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{flag} is {number}; it must be a finite number above 0")
+    return int(number * (1 << 20))
 
 
 def serve(
@@ -207,7 +214,7 @@ def serve(
         port=port,
         api_key=api_key,
         admin_key=admin_key,
-        body_bytes_max=int(body_mib_max * (1 << 20)),
+        body_bytes_max=_mib("--body-mib-max", body_mib_max),
         output_tokens_max=output_tokens_max,
         request_timeout_seconds=request_timeout_seconds,
         drain_seconds=drain_seconds,

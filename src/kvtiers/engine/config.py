@@ -7,6 +7,7 @@ become pages in `tier_pages`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +23,20 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "prefetch_policy": PrefetchPolicy,
 }
 DTYPES = ("float32", "bfloat16", "float16")
+_LEAST = {
+    "num_threads": 1,
+    "page_tokens": 1,
+    "device_pages": 1,
+    "host_pages": 0,
+    "prefetch_threshold_tokens": 0,
+    "load_back_threshold_tokens": 0,
+    "max_running_requests": 1,
+    "max_waiting_requests": 0,
+    "max_batch_tokens": 1,
+    "context_tokens": 1,
+    "capture_logits_mib": 0,
+}
+"""The least that a size may be, where it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +103,21 @@ class EngineConfig:
             )
         if self.dtype not in DTYPES:
             problems.append(f"dtype is '{self.dtype}'; known: {', '.join(DTYPES)}")
-        problems += [
-            f"{name} is {getattr(self, name)}; it must be at least 1"
-            for name in ("num_threads", "page_tokens", "max_running_requests", "max_batch_tokens")
-            if getattr(self, name) < 1
-        ]
-        problems += [
-            f"{name} is {getattr(self, name)}; it cannot be negative"
-            for name in ("device_gib", "host_gib", "storage_gib", "capture_logits_mib")
-            if getattr(self, name) < 0
-        ]
+        problems += self._problems_with_sizes()
         if problems:
             raise ConfigError("; ".join(problems))
+
+    def _problems_with_sizes(self) -> list[str]:
+        problems = [
+            f"{name} is {getattr(self, name)}; it must be at least {least}"
+            for name, least in _LEAST.items()
+            if getattr(self, name) is not None and getattr(self, name) < least
+        ]
+        return problems + [
+            f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more"
+            for name in ("device_gib", "host_gib", "storage_gib", "load_timeout_seconds")
+            if not 0 <= getattr(self, name) < math.inf
+        ]
 
     def tier_pages(self, page_bytes: int) -> tuple[int, int]:
         """Pages of the device and the host tier, for a model whose page takes `page_bytes`."""

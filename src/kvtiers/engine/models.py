@@ -101,6 +101,11 @@ def ready_directory(name: str, cache: Path) -> Path | None:
     if gguf is not None:
         return _present(cache / cache_name(gguf))
     known = {model.name: model for model in known_models(cache)}
+    if name not in known and os.sep in name:
+        raise ModelError(
+            f"{path} is not a directory: no model is there; give a directory with config.json and "
+            "safetensors, a .gguf file, or a name that `kvtiers model list` shows"
+        )
     if name not in known:
         raise UnknownName("model", name, known)
     return known[name].directory

@@ -38,6 +38,7 @@ from kvtiers.scheduling.scheduler import Scheduler
 from kvtiers.storage.file import FileStore
 from kvtiers.storage.port import PageStore, StoreStats
 from kvtiers.transfer.cpu import CpuTransfer
+from kvtiers.transfer.host_memory import check_fits
 from kvtiers.transfer.port import Transfer
 from kvtiers.types import CacheConfig, StoreOn, Tier, WritePolicy
 
@@ -214,14 +215,17 @@ def assemble(
     Raises `ConfigError` for sizes that do not fit, `StorageError` for a directory in use.
     """
     layout = model.layout
-    device_pages, host_pages = config.tier_pages(layout.page_bytes(config.page_tokens))
+    page_bytes = layout.page_bytes(config.page_tokens)
+    device_pages, host_pages = config.tier_pages(page_bytes)
+    tiers = f"{device_pages} device and {host_pages} host pages of {page_bytes} bytes"
+    # The device tier of a CPU is the machine's memory too. What is promised and not there would be
+    # found missing by the kernel in the middle of a request, with a kill.
+    check_fits((device_pages + host_pages) * page_bytes, tiers)
     try:
         pools = KvPools(layout, config.page_tokens, device_pages, host_pages)
-    except (MemoryError, RuntimeError) as error:
-        page_bytes = layout.page_bytes(config.page_tokens)
+    except (MemoryError, OSError, RuntimeError) as error:
         raise ConfigError(
-            f"cannot allocate {device_pages} device and {host_pages} host pages of {page_bytes} "
-            f"bytes: {error}; lower --device-gib or --host-gib"
+            f"cannot allocate {tiers}: {error}; lower --device-gib or --host-gib"
         ) from error
     core = UnifiedRadixCache(
         CacheConfig(

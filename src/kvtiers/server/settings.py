@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvtiers.errors import ConfigError
@@ -41,10 +42,15 @@ class ServerSettings:
             for name in ("body_bytes_max", "output_tokens_max")
             if getattr(self, name) < 1
         )
-        if self.request_timeout_seconds <= 0:
-            problems.append("request_timeout_seconds must be above 0")
-        if self.drain_seconds < 0:
-            problems.append("drain_seconds cannot be negative")
+        if not 0 < self.request_timeout_seconds < math.inf:
+            problems.append(
+                f"request_timeout_seconds is {self.request_timeout_seconds}; it must be a finite "
+                "number above 0"
+            )
+        if not 0 <= self.drain_seconds < math.inf:
+            problems.append(
+                f"drain_seconds is {self.drain_seconds}; it must be a finite number, 0 or more"
+            )
         if not 0 <= self.pin_budget_share <= 1:
             problems.append(f"pin_budget_share is {self.pin_budget_share}; it lies in 0..1")
         problems.extend(

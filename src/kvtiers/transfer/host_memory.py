@@ -1,7 +1,7 @@
 """Host memory: how much of it there is to take, and taking it.
 
-Owns: the reading of the machine's and the control groups' limits, the refusal of a host tier that
-does not fit, and the allocation of page-aligned, touched memory. Must not know: pools' contents,
+Owns: the reading of the machine's and the control groups' limits, the refusal of tiers that
+do not fit, and the allocation of page-aligned, touched memory. Must not know: pools' contents,
 copies, or the cache.
 
 A host tier is taken in full at start: memory that is promised and not touched would be found
@@ -11,43 +11,43 @@ missing in the middle of a copy, by the kernel, with a kill.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtiers.errors import ConfigError
-from kvtiers.types import PoolSpec
 
 GIB = 1 << 30
 RESERVE_BYTES = GIB // 2
-"""Left to the rest of the process and the machine when a host tier is sized."""
+"""Left to the rest of the process and the machine."""
 
 
-def available_host_bytes(root: Path = Path("/")) -> int:
+def available_host_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that could be taken now without swapping or hitting a control group's limit.
 
     The smallest of `MemAvailable` and, for this process's control group (v2 or v1) and each of its
     ancestors, the limit less what cannot be reclaimed. `root` stands for the file system's root.
-    Raises `ConfigError` where the system does not tell (no `/proc/meminfo`).
+    None where the system does not tell (no `/proc/meminfo`).
     """
     available = _meminfo_available(root)
+    if available is None:
+        return None
     for limit, used in _cgroup_limits(root):
         available = min(available, max(0, limit - used))
     return available
 
 
-def _meminfo_available(root: Path) -> int:
-    path = root / "proc/meminfo"
+def _meminfo_available(root: Path) -> int | None:
     try:
-        for line in path.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == "MemAvailable":
-                return int(rest.split()[0]) * 1024
-    except OSError as error:
-        raise ConfigError(f"cannot tell how much host memory is available: {error}") from error
-    raise ConfigError(f"cannot tell how much host memory is available: no MemAvailable in {path}")
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
 
 
 def _cgroup_limits(root: Path) -> list[tuple[int, int]]:
@@ -93,34 +93,22 @@ def _one_limit(directory: Path, limit: str, usage: str, cache: str) -> tuple[int
     return int(text), max(0, used)
 
 
-def host_slots(
-    asked_bytes: int, pools: Sequence[PoolSpec], available_bytes: int | None = None
-) -> int:
-    """Slots that `asked_bytes` of host memory hold, for `kv` and all pools that follow it.
+def check_fits(asked_bytes: int, what: str, available_bytes: int | None = None) -> None:
+    """Raise `ConfigError` where `asked_bytes` for `what` are more than is there, less a reserve.
 
-    Raises `ConfigError` when not even one slot fits, or when `asked_bytes` is more than what is
-    available less a reserve. `available_bytes` None: ask the machine.
+    `available_bytes` None: ask the machine; one that does not tell is given the benefit of doubt.
     """
-    per_slot = sum(p.bytes_per_slot for p in pools if (p.follows or p.name) == "kv")
-    if per_slot == 0:
-        raise ConfigError(f"no pool 'kv' among {[p.name for p in pools]}; it anchors the host tier")
     if available_bytes is None:
         available_bytes = available_host_bytes()
-    limit = available_bytes - RESERVE_BYTES
+    if available_bytes is None:
+        return
+    limit = max(0, available_bytes - RESERVE_BYTES)
     if asked_bytes > limit:
         raise ConfigError(
-            f"a host tier of {_gib(asked_bytes)} was asked for, {_gib(available_bytes)} are "
-            f"available here (control groups included) and {_gib(RESERVE_BYTES)} of that stay "
-            f"reserved; ask for at most {_gib(max(0, limit))}, free memory, or raise the "
-            "container's memory limit"
+            f"{what} need {_gib(asked_bytes)} of memory; {_gib(available_bytes)} are available "
+            f"here (control groups included) and {_gib(RESERVE_BYTES)} of that stay reserved; ask "
+            f"for at most {_gib(limit)} in all, free memory, or raise the container's limit"
         )
-    slots = asked_bytes // per_slot
-    if slots < 1:
-        raise ConfigError(
-            f"a host tier of {asked_bytes} bytes was asked for, one page takes {per_slot} bytes; "
-            "ask for more, use smaller pages, or 0 for no host tier"
-        )
-    return slots
 
 
 def _gib(num_bytes: int) -> str:
