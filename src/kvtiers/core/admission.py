@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from kvtiers.core.tree import Run
 
 
+# Bound once: finding a member on its enum takes longer than what is done with it (Python 3.11).
+_ADMITTED, _FIRST = Fact.ADMITTED, Attempt.FIRST
+
+
 class Admission:
     def __init__(
         self,
@@ -150,7 +154,7 @@ class Admission:
         joined = joined_end - device
         state.facts.append(
             (
-                Fact.ADMITTED,
+                _ADMITTED,
                 lease.lease_id,
                 attempt,
                 prompt_tokens,
@@ -162,7 +166,7 @@ class Admission:
             self._join_loads(lease, run, device)
         if to_load:
             self._copies.load_back(lease, run, joined_end, slots[:to_load])
-        if state.counts_uses and attempt is Attempt.FIRST:
+        if state.counts_uses and attempt is _FIRST:
             self._count_use(run)
         return lease
 
@@ -171,8 +175,10 @@ class Admission:
         while run.parent is not None and run.start >= end:
             run = run.parent
             pages_in_run = run.pages
-        cut = min(pages_in_run, end - run.start)
-        if run.parent is not None and cut < run.pages:
+        cut = end - run.start
+        if cut > pages_in_run:
+            cut = pages_in_run
+        if cut < run.pages:
             run = self._state.split(run, cut)
         self._state.lock(run)
         return run
@@ -256,7 +262,7 @@ class Admission:
     ) -> HitSplit:
         page_tokens = self._config.page_tokens
         prefix = usable * page_tokens
-        from_host = max(0, usable - device) * page_tokens
+        from_host = (usable - device) * page_tokens if usable > device else 0
         if ticket is None:
             device_hit, host_hit, storage_hit = prefix - from_host, from_host, 0
         else:

@@ -46,6 +46,8 @@ from kvtiers.types import (
     Tier,
 )
 
+_FINISHED = EndedBy.FINISHED  # bound once: see `publication`
+
 
 class UnifiedRadixCache:
     """The cache that serves. Its surface is `core.interface.PrefixCache`, documented there."""
@@ -79,8 +81,10 @@ class UnifiedRadixCache:
         if root is None:
             return MatchLengths(0, 0, 0)
         match = self._matcher.match(root, key)
-        usable = min(match.pages, self._matcher.usable_limit(len(key) // TOKEN_BYTES))
-        return MatchLengths(min(match.device_pages, usable), usable, match.pages)
+        raw, device = match.pages, match.device_pages
+        limit = self._matcher.usable_limit(len(key) // TOKEN_BYTES)
+        usable = raw if raw < limit else limit
+        return MatchLengths(device if device < usable else usable, usable, raw)
 
     # ---- before admission
 
@@ -126,7 +130,7 @@ class UnifiedRadixCache:
         self._publication.commit(lease, key, computed_tokens)
 
     def finish(self, lease: Lease, now: float) -> None:
-        self._publication.end(lease, EndedBy.FINISHED)
+        self._publication.end(lease, _FINISHED)
 
     def retract(self, lease: Lease, now: float) -> None:
         self._publication.end(lease, EndedBy.RETRACTED)

@@ -53,8 +53,6 @@ class Ghosts:
         `run` ends on the key's path at or before page `first`. Ghosts are forgotten by this: a
         page that is asked for again is about to be computed again.
         """
-        if not self._entries:
-            return []
         page_bytes = self._tree.page_bytes
         digest = self._digest_at(run, run.pages)
         if run.end < first:

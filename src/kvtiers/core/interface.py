@@ -15,7 +15,7 @@ Rules that hold for every method:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvtiers.events import FactTuple, HiCacheAck, WorkOrder
 from kvtiers.types import (
@@ -30,8 +30,7 @@ from kvtiers.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MatchLengths:
+class MatchLengths(NamedTuple):
     """How much of a prompt is there, in pages from the root (device <= usable <= raw).
 
     `device_pages` are resident on device; `usable_pages` are on device or host, and all components

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from kvtiers.core.tree import Run
 
 
+# Bound once: finding a member on its enum takes longer than what is done with it (Python 3.11).
+_LAST_TOKEN, _SUB_PAGE_TAIL = MissReason.LAST_TOKEN, MissReason.SUB_PAGE_TAIL
+_UNKNOWN, _EVICTED, _DROPPED = MissReason.UNKNOWN, MissReason.EVICTED, MissReason.DROPPED
+
+
 class Misses:
     def __init__(self, state: CacheState, prefetcher: Prefetcher) -> None:
         self._state = state
@@ -45,9 +50,9 @@ class Misses:
         if again is not None:
             last = 1 if raw == whole and not tail and state.config.last_token_rule else 0
             tokens[again] = (raw - usable - last) * page_tokens
-            tokens[MissReason.LAST_TOKEN] = last * page_tokens
+            tokens[_LAST_TOKEN] = last * page_tokens
         elif raw > usable:
-            tokens[MissReason.LAST_TOKEN] = (raw - usable) * page_tokens
+            tokens[_LAST_TOKEN] = (raw - usable) * page_tokens
         first = raw  # of the pages that neither the tree nor the ticket explains
         if ticket is not None and first < whole:
             absent, reason = self._prefetcher.missing(ticket, now)
@@ -57,7 +62,7 @@ class Misses:
         if first < whole:
             self._recall(key, run, first, whole, tokens)
         if tail:
-            tokens[MissReason.SUB_PAGE_TAIL] = tail
+            tokens[_SUB_PAGE_TAIL] = tail
         return tuple([Missed(reason, count) for reason, count in tokens.items() if count])
 
     def _recall(
@@ -66,13 +71,17 @@ class Misses:
         """Pages `[first, whole)`, which nobody holds: were they here once?"""
         state = self._state
         page_tokens = state.config.page_tokens
+        unknown = (whole - first) * page_tokens
+        if not state.ghosts:
+            tokens[_UNKNOWN] = tokens.get(_UNKNOWN, 0) + unknown
+            return
         ghosts = state.ghosts.recall(run, key, first, whole)
         regrets: dict[tuple[Tier, LeaveReason], int] = {}
         for ghost in ghosts:
-            reason = MissReason.DROPPED if ghost.reason in LOSS_REASONS else MissReason.EVICTED
+            reason = _DROPPED if ghost.reason in LOSS_REASONS else _EVICTED
             tokens[reason] = tokens.get(reason, 0) + page_tokens
             regrets[ghost] = regrets.get(ghost, 0) + page_tokens
         for (tier, why), count in regrets.items():
             state.facts.append((Fact.REGRET, tier, why, count))
-        unknown = (whole - first - len(ghosts)) * page_tokens
-        tokens[MissReason.UNKNOWN] = tokens.get(MissReason.UNKNOWN, 0) + unknown
+        unknown -= len(ghosts) * page_tokens
+        tokens[_UNKNOWN] = tokens.get(_UNKNOWN, 0) + unknown

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from kvtiers.core.tree import Run
 
 
+# Bound once: finding a member on its enum takes longer than what is done with it (Python 3.11).
+_BOOKED, _COMPUTED, _PUBLISHED, _ENDED = Fact.BOOKED, Fact.COMPUTED, Fact.PUBLISHED, Fact.ENDED
+_FIRST, _FINISHED, _VOIDED = Attempt.FIRST, EndedBy.FINISHED, EndedBy.VOIDED
+
+
 class Publication:
     def __init__(self, state: CacheState, copies: Copies) -> None:
         self._state = state
@@ -30,13 +35,13 @@ class Publication:
         facts = self._state.facts
         prompt = lease.prompt_tokens
         before = lease.computed_tokens
-        new_input = min(computed_tokens, prompt) - min(before, prompt)
+        new_input = (computed_tokens if computed_tokens < prompt else prompt) - before
         lease.computed_tokens = computed_tokens
         if not lease.booked:
             lease.booked = True
-            facts.append((Fact.BOOKED, lease.lease_id, lease.attempt, lease.split))
-        if new_input:
-            facts.append((Fact.COMPUTED, lease.lease_id, lease.attempt, new_input))
+            facts.append((_BOOKED, lease.lease_id, lease.attempt, lease.split))
+        if new_input > 0:
+            facts.append((_COMPUTED, lease.lease_id, lease.attempt, new_input))
         complete = computed_tokens // self._config.page_tokens
         if complete > lease.published_pages:
             self._publish(lease, key, complete)
@@ -81,10 +86,10 @@ class Publication:
             if child is None:
                 new = end - page
                 child = tree.add_child(run, key[begin : end * page_bytes], new)
-                self._move_lock(run, child)
+                state.hand_down(run, child)
                 child.device_slots = slots[page - own_from : end - own_from]
                 child.device_pages = new
-                child.uses = 1 if lease.attempt is Attempt.FIRST else 0
+                child.uses = 1 if lease.attempt is _FIRST else 0
                 run = child
                 page = end
                 break
@@ -93,7 +98,7 @@ class Publication:
             shared = min(tree.common_pages(child.key, key, begin), child.pages, end - page)
             if shared < child.pages:
                 child = state.split(child, shared)
-            self._move_lock(run, child)
+            state.hand_down(run, child)
             device = child.device_pages
             if device:
                 lease.duplicates.append((page, page + device))
@@ -103,7 +108,7 @@ class Publication:
                 child.device_pages = shared
                 donated += shared - device
                 tree.epoch += 1
-            if state.counts_uses and lease.attempt is Attempt.FIRST:
+            if state.counts_uses and lease.attempt is _FIRST:
                 child.uses += 1
             run = child
             page += shared
@@ -112,20 +117,15 @@ class Publication:
         lease.run = run
         lease.published_pages = page
         if new or donated:
-            state.facts.append((Fact.PUBLISHED, lease.lease_id, new, donated))
-        if self._state.backs_up_on_commit:
+            state.facts.append((_PUBLISHED, lease.lease_id, new, donated))
+        if state.backs_up_on_commit:
             self._copies.back_up_path(run)
-
-    def _move_lock(self, run: Run, child: Run) -> None:
-        """Hand a lease's lock from a run to its child, before the child's residency changes."""
-        self._state.lock(child)
-        self._state.unlock(run)
 
     def end(self, lease: Lease, ended_by: EndedBy) -> None:
         """The lease ends, exactly once: what it had not published is free again."""
         lease.require_live()
         whole = lease.booked and lease.computed_tokens >= lease.prompt_tokens
-        if not whole and ended_by in (EndedBy.FINISHED, EndedBy.RETRACTED):
+        if not whole and ended_by in (_FINISHED, EndedBy.RETRACTED):
             raise ProtocolError(
                 f"lease {lease.lease_id} of request {lease.request_id} has committed "
                 f"{lease.computed_tokens} of {lease.prompt_tokens} prompt tokens; it can be "
@@ -141,12 +141,13 @@ class Publication:
         for first, end in lease.duplicates:
             state.device.give(slots[first - lease.own_from : end - lease.own_from])
             duplicates += end - first
-        for operation in lease.loads:
-            operation.waiters.remove(lease)
-        lease.loads.clear()
+        if lease.loads:
+            for operation in lease.loads:
+                operation.waiters.remove(lease)
+            lease.loads.clear()
         state.facts.append(
             (
-                Fact.ENDED,
+                _ENDED,
                 lease.lease_id,
                 lease.attempt,
                 ended_by,
@@ -156,8 +157,8 @@ class Publication:
                 duplicates,
             )
         )
-        del self._state.leases[lease.lease_id]
-        if ended_by is not EndedBy.VOIDED and self._copies.failed_loads:
+        del state.leases[lease.lease_id]
+        if self._copies.failed_loads and ended_by is not _VOIDED:
             self._copies.failed_loads.pop(lease.request_id, None)
         run = lease.run
         state.unlock(run)

@@ -114,6 +114,23 @@ class CacheState:
                 self.host_evictable += run.host_end - run.host_start
             run = run.parent
 
+    def hand_down(self, run: Run, child: Run) -> None:
+        """`lock(child)` and `unlock(run)` for a lock held on `run`, at the price of one step.
+
+        Where the child was unlocked its run's count stays: an own lease becomes a locked child.
+        """
+        if child.locks:
+            child.locks += 1
+            run.locks -= 1
+            return
+        child.locks = 1
+        if child.device_pages:
+            self.device_order.discard(child)
+            self.device_evictable -= child.device_pages
+        if self.has_host and child.host_end > child.host_start:
+            self.host_order.discard(child)
+            self.host_evictable -= child.host_end - child.host_start
+
     def split(self, run: Run, pages: int) -> Run:
         """Cut a run; returns the upper half, which the caller locks at once.
 
