@@ -10,8 +10,8 @@ page, else the whole pair is discarded and counted. Copies are let end before ea
 
 By default requests go to `LLMEngine` in this process: from `submit` to the first token's event.
 Each pair then also holds two raw measurements of the same pages: the list copy alone, host to
-device, and a plain direct read of their slots by as many threads as prefetch. Two claims are
-checked on the medians over the pairs, with a bootstrap interval (95 %) around each:
+device, and a plain direct read of their slots, eight in flight. Two claims are checked on the
+medians over the pairs, with a bootstrap interval (95 %) around each:
 
     host    <= device + copy + 10 ms
     storage <= device + 2 x read + 20 ms
@@ -20,6 +20,11 @@ and a third on the engine's own clocks: time of steps outside the forward pass (
 metrics, detokenising) is below 3 % of step time, over the whole run. It is shown by situation too,
 with one of decoding eight answers at once. With `--http` the requests go to a child `kvtiers serve`
 instead, as a streaming client sees them; nothing is claimed then. Exit status 1 when a claim fails.
+
+A pass computes for a sixth of a second on one core, so on a machine that is busy otherwise the
+claims drown in waiting for a core; give the benchmark one, for example (as root)
+
+    setsid -w bash -c 'echo -20 > /proc/self/autogroup; exec nice -n -20 python benchmarks/serve.py'
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import mmap
 import os
 import platform
 import statistics
@@ -54,9 +58,9 @@ from kvtiers.engine.config import EngineConfig
 from kvtiers.engine.engine import LLMEngine
 from kvtiers.engine.messages import Event, GenerationRequest, TokenEvent
 from kvtiers.engine.pools import KvPools
-from kvtiers.runtime.storage_worker import READ_THREADS
 from kvtiers.scheduling.executor import SamplingParams
 from kvtiers.storage.file.format import SUPERBLOCK_BYTES, unpack_superblock
+from kvtiers.transfer.host_memory import allocate
 from kvtiers.transfer.listcopy import PoolCopier
 from kvtiers.transfer.pools import DevicePool
 from kvtiers.types import SlotArray, Tier
@@ -73,7 +77,8 @@ COMPUTED = "computed"
 HOST_SLACK_SECONDS, STORAGE_SLACK_SECONDS = 10e-3, 20e-3
 OVERHEAD_SHARE_MAX = 0.03
 DECODE_ANSWERS, DECODE_TOKENS = 8, 24
-READ_BYTES = 4 << 20
+READ_DEPTH = 8
+"""Reads in flight of the raw read, one page each; more gains nothing on the disks tried."""
 SETTLE_SECONDS = 60.0
 
 
@@ -228,13 +233,12 @@ class RawMoves:
         self._offset = geometry.data_offset
         self._slot_bytes = geometry.slot_bytes
         self._page_bytes = geometry.page_bytes
-        self._memory = mmap.mmap(-1, HIT_PAGES * self._slot_bytes)
+        # In huge pages, as staging is: pinning small ones for direct I/O costs half as much again.
+        self._memory = allocate(HIT_PAGES * self._slot_bytes).data
         self._direct = self._takes_direct_io()
         self.read()
         in_host = {_digest(self._host.page(slot)) for slot in range(self._host.slots)}
-        view = memoryview(self._memory)
-        pages = (view[i * self._slot_bytes :][: self._page_bytes] for i in range(HIT_PAGES))
-        if not all(_digest(page) in in_host for page in pages):
+        if not all(_digest(slot[: self._page_bytes]) in in_host for slot in self._read_slots()):
             raise RuntimeError(
                 f"the first {HIT_PAGES} slots of {self._segment} are not the prompt's"
             )
@@ -248,24 +252,29 @@ class RawMoves:
 
     def read(self) -> float:
         """Seconds of reading the pages from the segment file, past the page cache if it can be."""
-        flags = os.O_RDONLY | (os.O_DIRECT if self._direct else 0)
-        fd = os.open(self._segment, flags)
-        view = memoryview(self._memory)
-        pieces = [view[at : at + READ_BYTES] for at in range(0, len(view), READ_BYTES)]
+        fd = os.open(self._segment, os.O_RDONLY | (os.O_DIRECT if self._direct else 0))
+        slots = self._read_slots()
+        ready = threading.Barrier(READ_DEPTH + 1)
 
         def read_every_nth(first: int) -> None:
-            for index in range(first, len(pieces), READ_THREADS):
-                os.preadv(fd, [pieces[index]], self._offset + index * READ_BYTES)
+            ready.wait()
+            for index in range(first, HIT_PAGES, READ_DEPTH):
+                os.preadv(fd, [slots[index]], self._offset + index * self._slot_bytes)
 
-        threads = [threading.Thread(target=read_every_nth, args=(i,)) for i in range(READ_THREADS)]
-        begun = time.perf_counter()
+        threads = [threading.Thread(target=read_every_nth, args=(i,)) for i in range(READ_DEPTH)]
         for thread in threads:
             thread.start()
+        ready.wait()
+        begun = time.perf_counter()
         for thread in threads:
             thread.join()
         seconds = time.perf_counter() - begun
         os.close(fd)
         return seconds
+
+    def _read_slots(self) -> list[memoryview]:
+        """What was read last, slot by slot."""
+        return [self._memory[i * self._slot_bytes :][: self._slot_bytes] for i in range(HIT_PAGES)]
 
     def _takes_direct_io(self) -> bool:
         try:
@@ -422,8 +431,10 @@ def claims(run: Run) -> list[Claim]:
 
 
 def show(console: Console, run: Run) -> None:
-    pages = f"{HIT_TOKENS} of {PROMPT_TOKENS} tokens in {HIT_PAGES} pages"
-    table = Table(title=f"Time to first token, {MODEL} {run.dtype}; a hit finds {pages}")
+    table = Table(
+        title=f"Time to first token, {MODEL} {run.dtype}",
+        caption=f"a hit finds {HIT_TOKENS} of {PROMPT_TOKENS} tokens, {HIT_PAGES} pages",
+    )
     for heading in ("", "n", "median ms", "95 % interval", "min", "outside the pass"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name in (COMPUTED, *HITS, "copy", "read", "decode"):
