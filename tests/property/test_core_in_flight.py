@@ -96,32 +96,24 @@ class InFlight(RuleBasedStateMachine):
         self.stored: set[bytes] = set()
         self.device: dict[int, bytes] = {}  # slot -> name of the page it holds
         self.host: dict[int, bytes] = {}
-        self.bytes_read: dict[int, list[bytes]] = {}  # copy -> what its source holds
 
     # ---- names
 
     def _name(self, namespace: Namespace, tokens: list[int], pages: int) -> bytes:
         return namespace.digest + token_key(tokens)[: pages * self.page_bytes]
 
-    def _take_in(self) -> None:
-        """What new copies read, as their sources hold it now."""
-        for copy in self.driver.copies.values():
-            if copy.op_id in self.bytes_read:
-                continue
-            if copy.purpose is Purpose.PREFETCH:
-                assert copy.namespace is not None
-                ends = range(copy.first_page + 1, copy.first_page + copy.pages + 1)
-                names = [
-                    copy.namespace.digest + copy.path_key[: end * self.page_bytes] for end in ends
-                ]
-            else:
-                held = self.device if copy.purpose is Purpose.BACKUP else self.host
-                assert copy.source_slots is not None
-                names = [held[slot] for slot in copy.source_slots.tolist()]
-            self.bytes_read[copy.op_id] = names
+    def _reads(self, copy: Copy) -> list[bytes]:
+        """What a copy that reads its source at the last moment finds there."""
+        if copy.purpose is Purpose.PREFETCH:
+            assert copy.namespace is not None
+            ends = range(copy.first_page + 1, copy.first_page + copy.pages + 1)
+            return [copy.namespace.digest + copy.path_key[: end * self.page_bytes] for end in ends]
+        held = self.device if copy.purpose is Purpose.BACKUP else self.host
+        assert copy.source_slots is not None
+        return [held[slot] for slot in copy.source_slots.tolist()]
 
     def _arrive(self, copy: Copy, pages: int) -> None:
-        names = self.bytes_read.pop(copy.op_id)[:pages]
+        names = self._reads(copy)[:pages]
         if copy.purpose is Purpose.STORE:
             assert copy.namespace is not None
             for end, name in enumerate(names, copy.first_page + 1):
@@ -174,7 +166,6 @@ class InFlight(RuleBasedStateMachine):
             request.ticket = self.driver.prefetch(
                 request.tokens, namespace, request_id=request.request_id
             )
-            self._take_in()
 
     @precondition(lambda self: self.waiting)
     @rule(index=st.integers(0, 9), reserve=st.integers(0, 5), gives_up=st.booleans())
@@ -187,7 +178,6 @@ class InFlight(RuleBasedStateMachine):
             reserve_tokens=reserve,
             ticket_id=request.ticket,
         )
-        self._take_in()
         if isinstance(result, Refused) or (isinstance(result, Blocked) and gives_up):
             if request.ticket is not None:
                 self.driver.cancel_prefetch(request.ticket)
@@ -210,7 +200,6 @@ class InFlight(RuleBasedStateMachine):
         self._check_hits(request)
         begin = lease.computed_tokens
         if begin >= len(request.tokens) and self.driver.extend(lease, begin + grow):
-            self._take_in()
             request.tokens += [grow % 2] * grow
         count = begin + round((len(request.tokens) - begin) * share)
         table = lease.block_table().tolist()
@@ -219,7 +208,6 @@ class InFlight(RuleBasedStateMachine):
             self.device[table[written]] = self._name(request.namespace, request.tokens, written + 1)
         self.driver.commit(lease, request.tokens, count)
         request.has_result = True
-        self._take_in()
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 9), how=st.sampled_from(("finish", "finish", "retract", "abort")))
@@ -256,14 +244,11 @@ class InFlight(RuleBasedStateMachine):
             self.driver.ack(copy)
         else:
             pages = int(copy.pages * share)
-            names = self.bytes_read[copy.op_id]
             self._arrive(copy, pages)
             if how == "late":
-                self.bytes_read[copy.op_id] = names
                 self.driver.be_late(copy, pages)
             else:
                 self.driver.fail(copy, pages, reason)
-        self._take_in()
 
     @precondition(lambda self: self.driver.late)
     @rule(index=st.integers(0, 9))
@@ -271,14 +256,19 @@ class InFlight(RuleBasedStateMachine):
         """It writes its targets at the very last moment."""
         copies = list(self.driver.late.values())
         copy = copies[index % len(copies)]
-        names = self.bytes_read.pop(copy.op_id)
-        if copy.target_slots is not None:
+        names = self._reads(copy)
+        if copy.purpose is Purpose.STORE:
+            ends = range(copy.first_page + 1, copy.first_page + copy.pages + 1)
+            assert copy.namespace is not None
+            for end, name in zip(ends, names, strict=True):
+                page = copy.namespace.digest + copy.path_key[: end * self.page_bytes]
+                assert name == page, "a late store reads another page's bytes"
+        elif copy.target_slots is not None:
             held = self.device if copy.purpose is Purpose.LOAD_BACK else self.host
             for slot, name in zip(copy.target_slots.tolist(), names, strict=True):
                 if held.get(slot) != name:
                     held[slot] = SPOILED
         self.driver.ack(copy)
-        self._take_in()
 
     @precondition(lambda self: self.driver.lookups)
     @rule(index=st.integers(0, 9), forgets=st.integers(0, 3))
@@ -294,14 +284,12 @@ class InFlight(RuleBasedStateMachine):
         ):
             found += 1
         self.driver.found(ticket, max(0, found - forgets))
-        self._take_in()
 
     # ---- commands
 
     @rule(tier=st.sampled_from((Tier.DEVICE, Tier.HOST)), pages=st.integers(0, 5))
     def evict(self, tier: Tier, pages: int) -> None:
         assert self.driver.evict(tier, pages) <= pages
-        self._take_in()
 
     @rule(tier=st.sampled_from((Tier.DEVICE, Tier.HOST)))
     def flush(self, tier: Tier) -> None:
@@ -316,7 +304,6 @@ class InFlight(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.01, 2.0))
     def time_passes(self, seconds: float) -> None:
         self.driver.tick(seconds)
-        self._take_in()
 
     # ---- everything ends
 
