@@ -132,6 +132,24 @@ def test_a_flush_goes_around_what_a_copy_in_flight_uses() -> None:
     assert cache.flush(Tier.DEVICE) == 2
 
 
+def test_a_flush_of_the_device_leaves_the_head_of_what_must_stay() -> None:
+    # The branch is half on host, and that half is being stored: it cannot go, nor can its head.
+    cache = driver(host_pages=3, storage=True)
+    head = prompt(1, 2 * PAGE)
+    cache.serve(head)
+    longer = [*head, *prompt(2, 2 * PAGE)]
+    lease = cache.lease(longer)
+    cache.commit(lease, longer)
+    cache.finish(lease)
+    (backup,) = cache.pending(Purpose.BACKUP)
+    cache.ack(backup)
+    (store,) = cache.pending(Purpose.STORE)
+    assert (store.first_page, store.pages) == (2, 1)
+    assert cache.flush(Tier.DEVICE) == 0
+    cache.ack(store)
+    assert cache.flush(Tier.DEVICE) == 4
+
+
 def test_a_namespace_that_holds_nothing_leaves_no_trace() -> None:
     cache = driver()
     cache.serve(prompt(1, 2 * PAGE))
