@@ -172,6 +172,18 @@ def test_the_cheapest_that_reaches_the_target_is_chosen(
     assert (choice.candidate.host_gib, met) == (host, reached)
 
 
+def test_of_two_that_come_to_the_same_the_one_that_copies_least_is_chosen() -> None:
+    busy = evaluation(256, 1.0, 0.5, BACK, backed_up_bytes=9e12)
+    calm = evaluation(256, 1.005, 0.4995, backed_up_bytes=2e12)
+    worse = evaluation(256, 1.3, 0.4, backed_up_bytes=1e12)
+    for target in (Target(), Target(ttft_p95_seconds=2.0), Target(ttft_p95_seconds=0.5)):
+        choice, _ = choose([busy, calm, worse], target, Prices())
+        assert choice is calm
+    # but not at the price of the target
+    choice, reached = choose([busy, calm], Target(ttft_p95_seconds=1.0), Prices())
+    assert (choice, reached) == (busy, True)
+
+
 def test_what_refuses_fewer_requests_goes_first() -> None:
     refusing = evaluation(128, 0.1, refused=5)
     choice, _ = choose([*LADDER, refusing], Target(ttft_p95_seconds=0.5), Prices())

@@ -83,7 +83,10 @@ def _policy(plan: Plan) -> tuple[str, ...]:
     ]
     if not choice.candidate.host_gib:
         return ("Without a tier below the device there is no policy to choose.",)
-    sentences = [f"{choice.candidate.policy}: {_traits(choice)}."]
+    sentences = [
+        "Of policies that come to the same at these sizes, the one that copies least is chosen.",
+        f"{choice.candidate.policy}: {_traits(choice)}.",
+    ]
     sentences += [
         f"{e.candidate.policy}: {_traits(e)}."
         for e in sorted(rivals, key=lambda e: e.ttft_p95_seconds)

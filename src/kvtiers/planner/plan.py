@@ -30,6 +30,7 @@ from kvtiers.planner.search import (
 from kvtiers.types import Retention, WritePolicy
 
 FINALISTS_MAX = 12
+ALIKE_TTFT, ALIKE_HITS = 1.01, 0.002
 CLOSE_ENOUGH = 1.1
 """Without a target the choice is the cheapest configuration within this factor of the best TTFT."""
 
@@ -175,7 +176,26 @@ def choose(
 
     With a TTFT or a hit ratio to reach: the cheapest that does, else the one that comes closest.
     With a budget alone: the soonest answers. With neither: the cheapest that is close to the best.
+    Between policies that come to the same at the same sizes, the one that copies least.
     """
+    best, reached = _best(evaluations, target, prices)
+    alike = [e for e in evaluations if _alike(e, best) and meets(e, target, prices) >= reached]
+    return min(alike, key=lambda e: e.backed_up_bytes), reached
+
+
+def _alike(one: Evaluation, best: Evaluation) -> bool:
+    a, b = one.candidate, best.candidate
+    return (
+        (a.device_gib, a.host_gib, a.storage_gib) == (b.device_gib, b.host_gib, b.storage_gib)
+        and one.refused == best.refused
+        and one.ttft_p95_seconds <= best.ttft_p95_seconds * ALIKE_TTFT
+        and one.hit_ratio >= best.hit_ratio - ALIKE_HITS
+    )
+
+
+def _best(
+    evaluations: Sequence[Evaluation], target: Target, prices: Prices
+) -> tuple[Evaluation, bool]:
     fewest_refused = min(e.refused for e in evaluations)
     fit = [e for e in evaluations if e.refused == fewest_refused]
     meeting = [e for e in fit if meets(e, target, prices)]
