@@ -47,7 +47,7 @@ from kvtiers.runtime.flights import (
     Pending,
 )
 from kvtiers.runtime.storage_port import StorageResult, StorageService
-from kvtiers.transfer.port import Transfer
+from kvtiers.transfer.port import Completion, Transfer
 from kvtiers.types import FailReason, Purpose, StorageOp
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,9 @@ class CacheController:
         now = self._clock()
         happened = self._take_orders(now)
         given_up = self._expire(now)
-        collected = self._collect(now)
+        completions, results = self._poll()
+        now = self._clock()  # read anew: what was polled ended on other threads, but before this
+        collected = self._collect(completions, results, now)
         for flight in given_up:
             if flight.purpose is not Purpose.PREFETCH and flight in self._flights:
                 flight.late = True
@@ -325,28 +327,31 @@ class CacheController:
                 service.abandon(StorageOp.EXISTS, ticket_id, FailReason.DEADLINE)
         return given_up
 
-    def _collect(self, now: float) -> bool:
-        """Acknowledge what has ended."""
-        happened = False
-        if self._transfer is not None:
-            for done in self._transfer.poll():
-                happened = True
-                flight = self._flights.find(done.op_id)
-                if flight is None:
-                    raise UnknownOperation(f"copy {done.op_id} ended and was not under way")
-                self._finish(
-                    flight, End(done.pages_ok, done.failure, done.started, done.finished), now
-                )
+    def _poll(self) -> tuple[list[Completion], list[StorageResult]]:
+        """What has ended since the last time, with the facts of the calls to the stores."""
+        completions = self._transfer.poll() if self._transfer is not None else []
         # Asked before the last poll, so that no result can come after it.
         gone = [service for service in self._leaving if service.close(0)]
+        results: list[StorageResult] = []
         for service in self._services():
-            for result in service.poll():
-                happened = True
-                self._settle_storage(result, now)
+            results += service.poll()
             self._timed += service.take_facts()
         for service in gone:
             self._leaving.remove(service)
-        return happened
+        return completions, results
+
+    def _collect(
+        self, completions: list[Completion], results: list[StorageResult], now: float
+    ) -> bool:
+        """Acknowledge what has ended; returns whether anything has."""
+        for done in completions:
+            flight = self._flights.find(done.op_id)
+            if flight is None:
+                raise UnknownOperation(f"copy {done.op_id} ended and was not under way")
+            self._finish(flight, End(done.pages_ok, done.failure, done.started, done.finished), now)
+        for result in results:
+            self._settle_storage(result, now)
+        return bool(completions or results)
 
     def _settle_storage(self, result: StorageResult, now: float) -> None:
         if result.op is StorageOp.EXISTS:

@@ -625,3 +625,19 @@ def test_every_copy_is_acknowledged_once_whatever_fails_and_in_whatever_order() 
     assert 5 < len(failed) < 40
     assert any(ack.pages_ok for ack in failed), "some failed half-way"
     assert rig.controller.close()
+
+
+def test_a_copy_that_ends_while_it_is_polled_is_not_acknowledged_before_its_end() -> None:
+    """Else `transfer_stage_seconds` would shrink, which no counter may."""
+    rig = Rig()
+    rig.pump(copy_of(1, Purpose.BACKUP, 2), at=100.0)
+
+    def poll() -> list[Completion]:
+        rig.now = 103.0  # the copy's own thread was a little faster than this one
+        return [Completion(1, 2, None, 101.0, 103.0)]
+
+    rig.transfer.poll = poll  # type: ignore[method-assign]
+    rig.pump(at=102.0)
+    [ack] = rig.cache.acks
+    assert ack.acked >= 103.0
+    assert rig.timed() == [(Purpose.BACKUP, 2, 1.0, 2.0, 0.0)]
