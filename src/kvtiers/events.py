@@ -187,6 +187,7 @@ class Fact(IntEnum):
     RETRACTED = 24
     FIRST_TOKEN = 25
     DECODED = 26
+    PREFILLED = 27
 
 
 FactTuple: TypeAlias = tuple[Any, ...]
@@ -253,6 +254,8 @@ FIELDS: dict[Fact, tuple[str, ...]] = {
     Fact.FIRST_TOKEN: ("request_id", "seconds"),
     # Decode made `tokens` in one step, `seconds` after each sequence's previous token.
     Fact.DECODED: ("tokens", "seconds"),
+    # One pass computed `tokens` of prompts and nothing else, in `seconds` without waits for loads.
+    Fact.PREFILLED: ("tokens", "seconds"),
 }
 
 

@@ -61,6 +61,7 @@ ONE_OF_EACH: dict[Fact, FactTuple] = {
     Fact.RETRACTED: (Fact.RETRACTED, 7, 20),
     Fact.FIRST_TOKEN: (Fact.FIRST_TOKEN, 7, 0.5),
     Fact.DECODED: (Fact.DECODED, 3, 0.02),
+    Fact.PREFILLED: (Fact.PREFILLED, 256, 0.5),
 }
 
 

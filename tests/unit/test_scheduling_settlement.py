@@ -278,6 +278,26 @@ def test_repeated_decode_tells_each_token_with_its_share_of_the_time():
     assert [o.outcome for o in outputs] == [None] * 4 + [RequestOutcome.LENGTH]
 
 
+def test_a_pass_that_only_computes_prompts_tells_what_it_took():
+    bench = Bench(step_seconds=0.5, max_prefill_tokens=20)
+    bench.request(12, max_tokens=1)
+    bench.request(16, max_tokens=3)
+    bench.run()
+    # 12 and 8 tokens together, the other 8 by themselves; then the answer is decoded.
+    assert bench.of(Fact.PREFILLED) == [(Fact.PREFILLED, 20, 0.5), (Fact.PREFILLED, 8, 0.5)]
+
+
+def test_a_pass_with_decoding_requests_or_failures_tells_nothing_of_prefill():
+    bench = Bench(step_seconds=0.5, fail=lambda batch: {0: "NaN"} if len(batch.chunks) > 1 else {})
+    bench.request(4, max_tokens=5)
+    bench.scheduler.step()
+    told = [(Fact.PREFILLED, 4, 0.5)]
+    assert bench.of(Fact.PREFILLED) == told
+    bench.request(4, max_tokens=1)
+    bench.run()
+    assert bench.of(Fact.PREFILLED) == told
+
+
 def test_outputs_carry_every_token_in_order():
     bench = Bench(ScriptedCache(device_pages=9))
     requests = [bench.request(6, max_tokens=7) for _ in range(5)]

@@ -115,6 +115,7 @@ PROMISED: dict[str, tuple[Kind, dict[str, set[str] | None]]] = {
     "link_ceiling_bytes_per_second": (G, {"path": None}),
     "transfer_stage_seconds": (H, {"purpose": PURPOSES, "stage": {"queued", "copy", "ack"}}),
     "forward_stall_seconds_total": (C, {}),
+    "prefill_seconds_saved_total": (C, {"tier": {"device", "host", "storage"}}),
     "transfers_in_flight": (G, {"purpose": PURPOSES}),
     "oldest_transfer_age_seconds": (G, {"purpose": PURPOSES}),
     "namespace_tokens": (G, {"namespace": None, "tier": TIERS}),

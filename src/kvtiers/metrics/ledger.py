@@ -40,6 +40,7 @@ from kvtiers.metrics.books import (
 )
 from kvtiers.metrics.histogram import COPY_SECONDS, Histogram
 from kvtiers.metrics.identities import IDENTITIES
+from kvtiers.metrics.savings import Savings
 from kvtiers.types import (
     Attempt,
     EndedBy,
@@ -55,6 +56,7 @@ from kvtiers.types import (
 # Bound once: looking up a member on its enum costs more than the comparison it is needed for.
 _DUPLICATE = (LeaveOutcome.DUPLICATE, LeaveReason.DUPLICATE)
 _VOIDED, _ABORTED = EndedBy.VOIDED, EndedBy.ABORTED
+_FIRST = Attempt.FIRST
 _READ, _WRITE = StorageOp.READ, StorageOp.WRITE
 
 
@@ -122,6 +124,7 @@ class Ledger:
         self.pinned_tokens = 0
         self.eviction_seconds = Histogram(COPY_SECONDS)
         self.forward_stall_seconds = 0.0
+        self.savings = Savings()
 
         self.held_private_pages = 0
         """Private pages that open leases hold, summed from what each took and gave back."""
@@ -208,6 +211,8 @@ class Ledger:
         missed_tokens = book.missed_tokens
         for reason, tokens in missed:
             missed_tokens[reason] += tokens
+        if attempt is _FIRST:
+            self.savings.hit(split)
 
     def _computed(self, fact: FactTuple) -> None:
         _, lease_id, attempt, tokens = fact
@@ -404,10 +409,11 @@ class Ledger:
     # ---- measured by the shells
 
     def _copy_timed(self, fact: FactTuple) -> None:
-        _, purpose, _pages, queued_seconds, copy_seconds, ack_seconds = fact
+        _, purpose, pages, queued_seconds, copy_seconds, ack_seconds = fact
         book = self.copies[purpose]
         if copy_seconds is not None:
             book.copy_seconds.observe(copy_seconds)
+            self.savings.copied(purpose, pages * self.page_tokens, copy_seconds)
         stages = (("queued", queued_seconds), ("copy", copy_seconds), ("ack", ack_seconds))
         for stage, seconds in stages:
             if seconds is not None:
@@ -465,6 +471,9 @@ class Ledger:
     def _decoded(self, fact: FactTuple) -> None:
         _, tokens, seconds = fact
         self.requests.inter_token_seconds.observe(seconds, tokens)
+
+    def _prefilled(self, fact: FactTuple) -> None:
+        self.savings.passed(fact[1], fact[2])
 
     # ------------------------------------------------------------------ balance
 
@@ -547,6 +556,7 @@ class Ledger:
                 "pinned_tokens": self.pinned_tokens,
                 "eviction_seconds": self.eviction_seconds.to_dict(),
                 "forward_stall_seconds": self.forward_stall_seconds,
+                "savings": self.savings.to_dict(),
                 "open": self.open_ends(),
                 "audits": self.audits,
                 "imbalances": imbalances,

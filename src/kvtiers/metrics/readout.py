@@ -256,6 +256,9 @@ READERS: dict[str, Reader] = {
     "oldest_transfer_age_seconds": _oldest,
     "transfer_stage_seconds": _stages,
     "forward_stall_seconds_total": _one(lambda ledger: ledger.forward_stall_seconds),
+    "prefill_seconds_saved_total": lambda ledger, gauges: [
+        ((tier,), seconds) for tier, seconds in ledger.savings.seconds.items()
+    ],
     "link_ceiling_bytes_per_second": lambda ledger, gauges: [
         ((path,), speed) for path, speed in gauges.link_ceiling_bytes_per_second.items()
     ],

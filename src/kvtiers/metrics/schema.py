@@ -26,6 +26,7 @@ from kvtiers.metrics.histogram import (
     TOKEN_SECONDS,
 )
 from kvtiers.metrics.identities import IDENTITY_NAMES
+from kvtiers.metrics.savings import PASS_TOKENS_MIN
 from kvtiers.types import (
     LOSS_REASONS,
     Attempt,
@@ -570,6 +571,17 @@ _INSIGHT = (
         Group.INSIGHT,
         "seconds",
         "Compute waited this long for layers that were still being loaded, after each pass.",
+    ),
+    Series(
+        "prefill_seconds_saved_total",
+        Kind.COUNTER,
+        Group.INSIGHT,
+        "seconds",
+        "At least so much computing was spared by hits of first admissions, by the tier that held "
+        "the tokens, with the booking: hit tokens at the best prefill speed measured so far, less "
+        "the measured copy time. Hits wait for the first measurement (a pass of at least "
+        f"{PASS_TOKENS_MIN} prompt tokens, a timed copy), so this is 0 until then.",
+        (_closed("tier", Tier),),
     ),
     Series(
         "link_ceiling_bytes_per_second",

@@ -24,11 +24,11 @@ from kvtiers.errors import ProtocolError
 from kvtiers.events import Fact, FactTuple
 from kvtiers.scheduling.admission import Admission
 from kvtiers.scheduling.config import SchedulerConfig
-from kvtiers.scheduling.executor import Executor
+from kvtiers.scheduling.executor import BatchResult, Executor
 from kvtiers.scheduling.growth import Growth
 from kvtiers.scheduling.prefill_adder import PrefillAdder
 from kvtiers.scheduling.prefill_stats import PrefillStats, PrefillTally
-from kvtiers.scheduling.request import Request
+from kvtiers.scheduling.request import Request, RequestState
 from kvtiers.scheduling.roster import Roster, StepOutput
 from kvtiers.scheduling.settlement import Settlement
 from kvtiers.types import RequestOutcome
@@ -38,9 +38,9 @@ class Scheduler:
     """Decides in each step what runs, runs it, and books the result.
 
     `sink` takes facts in order: those that only the scheduler knows (`REQUEST_ENDED`, `RETRACTED`,
-    `FIRST_TOKEN`, `DECODED`, `FORWARD_STALL`, `EVICTION_TIMED`) and the cache's own about
-    admission; `pump` must drain the rest to the same sink. `pump` carries out the cache's orders
-    and delivers what has been acknowledged, without blocking; True says that it changed
+    `FIRST_TOKEN`, `DECODED`, `PREFILLED`, `FORWARD_STALL`, `EVICTION_TIMED`) and the cache's own
+    about admission; `pump` must drain the rest to the same sink. `pump` carries out the cache's
+    orders and delivers what has been acknowledged, without blocking; True says that it changed
     something. `report`, if given, gets the `PrefillStats` of every step that booked any prefill.
     """
 
@@ -201,7 +201,16 @@ class Scheduler:
             self._roster.releases += 1
         if result.stall_seconds > 0:
             self._roster.facts.append((Fact.FORWARD_STALL, result.stall_seconds))
+        self._tell_prefill(adder.planned, result)
         self._settlement.settle(adder.planned, result, self._clock())
+
+    def _tell_prefill(self, planned: list[tuple[Request, int]], result: BatchResult) -> None:
+        """How long the pass took, if it says what prefill costs: nothing else in it, all well."""
+        if result.failed or any(each.state is not RequestState.PREFILLING for each, _ in planned):
+            return
+        tokens = sum(computed for _, computed in planned)
+        seconds = result.seconds - result.stall_seconds
+        self._roster.facts.append((Fact.PREFILLED, tokens, seconds))
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
