@@ -118,7 +118,8 @@ def _limit(plan: Plan) -> tuple[str, ...]:
             f"{choice.refused:,} prompts are larger than the device's KV memory and were refused "
             "in every configuration."
         )
-    if choice.waiting_at_last_arrival > OVERLOAD_WAITING:
+    overloaded = choice.waiting_at_last_arrival > OVERLOAD_WAITING
+    if overloaded:
         sentences.append(
             f"{choice.waiting_at_last_arrival:,} requests were waiting when the last one arrived: "
             "the machine does not keep up, and times grow with the length of the trace. More "
@@ -143,7 +144,7 @@ def _limit(plan: Plan) -> tuple[str, ...]:
             f"Capacity is not the limit: {_percent(choice.hit_ratio)} of the "
             f"{_percent(ceiling)} that an unbounded cache could find are found."
         )
-    if not choice.limits:
+    if not choice.limits and not overloaded:
         sentences.append(
             f"Neither a link nor the machine's arithmetic is at its limit (prefilling "
             f"{_percent(choice.prefill_share)} of the time)."
