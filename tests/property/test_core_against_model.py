@@ -6,6 +6,8 @@ splits, joins and batches must not show: whatever they do, the pages are as if e
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -134,7 +136,7 @@ class RealAgainstModel(RuleBasedStateMachine):
     ) -> None:
         text = [*self.texts[base % len(self.texts)][:keep], *text]
         tokens = self._tokens(text, tail) or [5]
-        self.texts.append(text)
+        self.texts = [*self.texts[-9:], text]
         reserve = reserve_pages * self.config.page_tokens
         expected = self.model.admit(
             token_key(tokens), namespace, reserve_tokens=reserve, attempt=attempt
@@ -256,11 +258,87 @@ class RealAgainstModel(RuleBasedStateMachine):
         assert not any(self.driver.ledger.open_ends().values())
 
 
+def _text(rng: random.Random) -> list[int]:
+    return [rng.randrange(3) for _ in range(rng.choice((0, 1, 2, 2, 3, 5)))]
+
+
+_ACTS: dict[Callable[[RealAgainstModel, random.Random], object], float] = {
+    lambda m, r: m.admit(
+        r.randrange(10),
+        r.randrange(10),
+        _text(r),
+        r.randrange(16),
+        r.choices(NAMESPACES, (5, 1))[0],
+        r.choice((0, 0, 1, 3)),
+        r.choices((Attempt.FIRST, Attempt.REPLAY), (5, 1))[0],
+    ): 10,
+    lambda m, r: m.leases and m.commit(r.randrange(10), r.choice((0.3, 0.6, 1.0))): 6,
+    lambda m, r: (
+        m.leases and m.end(r.randrange(10), r.choice(("finish", "finish", "retract", "abort")))
+    ): 10,
+    lambda m, r: m.leases and m.extend(r.randrange(10), _text(r)): 2,
+    lambda m, r: any(pair.has_result for pair in m.leases) and m.fork(r.randrange(10)): 1,
+    lambda m, r: m.evict(r.choice(TIERS), r.randrange(5)): 1,
+    lambda m, r: m.pin(r.randrange(10), r.randrange(10), r.choice(NAMESPACES)): 0.5,
+    lambda m, r: m.pins and m.unpin(r.randrange(10)): 0.5,
+    lambda m, r: m.match(r.randrange(10), _text(r), r.choice(NAMESPACES)): 1,
+    lambda m, r: m.flush(r.choice(TIERS)): 0.1,
+}
+"""What happens, and how often."""
+
+
+def _config(rng: random.Random) -> CacheConfig:
+    device = rng.choice((3, 8, 20, 40))
+    write_policy = rng.choice(list(WritePolicy))
+    exclusive = write_policy is WritePolicy.WRITE_BACK and rng.random() < 0.5
+    page_tokens = rng.choice((1, 4, 16))
+    return CacheConfig(
+        device_pages=device,
+        host_pages=rng.choice((0, 1, device // 2, device, 3 * device)),
+        page_tokens=page_tokens,
+        write_policy=write_policy,
+        retention=Retention.EXCLUSIVE if exclusive else Retention.INCLUSIVE,
+        eviction=rng.choice(sorted(FRONTIERS)),
+        load_back_threshold_tokens=rng.choice((1, 1, 3 * page_tokens)),
+        last_token_rule=rng.random() < 0.8,
+        cleaner_low=0.0,
+        cleaner_high=0.0,
+    )
+
+
+def a_workload(seed: int, acts: int) -> None:
+    """An ordinary workload, compared after every act."""
+    rng = random.Random(seed)
+    machine = RealAgainstModel()
+    machine.begin(config=_config(rng))
+    for act in rng.choices(list(_ACTS), _ACTS.values(), k=acts):
+        act(machine, rng)
+        machine.both_hold_the_same_pages()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ordinary_workloads_are_decided_alike(seed: int) -> None:
+    a_workload(seed, acts=200)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("first", range(1_000, 4_000, 300))
+def test_many_workloads_are_decided_alike(first: int) -> None:
+    for seed in range(first, first + 300):
+        try:
+            a_workload(seed, acts=300)
+        except BaseException as error:
+            error.add_note(f"a_workload({seed}, acts=300)")
+            raise
+
+
 def test_the_real_cache_decides_like_the_model() -> None:
     run_state_machine_as_test(
         RealAgainstModel,
         settings=settings(
-            max_examples=120,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -274,7 +352,7 @@ def test_the_real_cache_decides_like_the_model_at_length() -> None:
     run_state_machine_as_test(
         RealAgainstModel,
         settings=settings(
-            max_examples=5_000,
+            max_examples=2_000,
             stateful_step_count=100,
             deadline=None,
             suppress_health_check=list(HealthCheck),
