@@ -187,6 +187,25 @@ def serve(
             _LIMITS,
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        _option(
+            "--record",
+            "RECORD",
+            "File that requests are recorded in as a trace, for the planner; replaced at start. "
+            "Holds lengths, times and salted hashes, no text and no tokens.",
+            _LIMITS,
+        ),
+    ] = None,
+    record_tokens: Annotated[
+        bool,
+        _option(
+            "--record-tokens",
+            "RECORD_TOKENS",
+            "With --record: the prompts' token ids too; as confidential as the prompts.",
+            _LIMITS,
+        ),
+    ] = False,
     debug_hooks: Annotated[
         bool,
         typer.Option(
@@ -221,6 +240,8 @@ def serve(
         pin_budget_share=pin_budget_share,
         metrics_prefix=metrics_prefix,
         metrics_labels=tuple(_label(text) for text in metrics_label or ()),
+        record=record,
+        record_tokens=record_tokens,
         debug_hooks=debug_hooks,
     )
     config = EngineConfig(

@@ -222,7 +222,7 @@ async def respond(
     whole: WholeRenderer,
 ) -> Response:
     """Run the request to its end, or hand it over to the stream that will."""
-    generation = Generation(context.engine, requests)
+    generation = Generation(context.engine, requests, context.recording)
     try:
         await generation.open(http)
         if requests[0].capture_logits:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvtiers.engine.port import Engine
 from kvtiers.server.captures import Captures
 from kvtiers.server.pins import PinBook
+from kvtiers.server.recording import Recording
 from kvtiers.server.settings import ServerSettings
 
 
@@ -16,13 +17,15 @@ from kvtiers.server.settings import ServerSettings
 class ServerContext:
     """One engine behind one HTTP server.
 
-    `metrics` renders the Prometheus exposition. `draining` is set once, by the life cycle.
+    `metrics` renders the Prometheus exposition. `recording` is None where nothing is recorded.
+    `draining` is set once, by the life cycle.
     """
 
     engine: Engine
     settings: ServerSettings
     metrics: Callable[[], bytes]
     pins: PinBook
+    recording: Recording | None = None
     captures: Captures = field(default_factory=Captures)
     started_at: float = field(default_factory=time.monotonic)
     started_at_unix: int = field(default_factory=lambda: int(time.time()))
@@ -30,9 +33,13 @@ class ServerContext:
 
     @classmethod
     def of(
-        cls, engine: Engine, settings: ServerSettings, metrics: Callable[[], bytes]
+        cls,
+        engine: Engine,
+        settings: ServerSettings,
+        metrics: Callable[[], bytes],
+        recording: Recording | None = None,
     ) -> ServerContext:
         """The context of a server that begins now."""
         tier_pages = engine.host_pages or engine.device_pages
         budget_tokens = int(tier_pages * settings.pin_budget_share) * engine.config.page_tokens
-        return cls(engine, settings, metrics, PinBook(budget_tokens))
+        return cls(engine, settings, metrics, PinBook(budget_tokens), recording)

@@ -26,6 +26,7 @@ from kvtiers.engine.messages import (
 from kvtiers.engine.port import Engine
 from kvtiers.errors import EngineBusy, InvalidRequest
 from kvtiers.server.errors import ApiError
+from kvtiers.server.recording import RecordedRequest, Recording
 from kvtiers.types import HitSplit
 
 
@@ -43,8 +44,14 @@ class ChoiceEvent(NamedTuple):
 class Generation:
     """The sequences of one HTTP request: `prompts x n` choices, as one stream of events."""
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[GenerationRequest],
+        recording: Recording | None = None,
+    ) -> None:
         self._engine = engine
+        self._recording = recording
         self._requests = requests
         self._queue: asyncio.Queue[ChoiceEvent | None] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
@@ -63,8 +70,14 @@ class Generation:
         first_choice = 0
         try:
             for position, request in enumerate(self._requests):
-                forward = _Forwarder(loop, self._queue, first_choice)
-                handle = self._engine.submit(request, forward)
+                recorded = self._recorded(request)
+                forward = _Forwarder(loop, self._queue, first_choice, recorded)
+                try:
+                    handle = self._engine.submit(request, forward)
+                except BaseException:
+                    if recorded is not None:
+                        recorded.not_taken()
+                    raise
                 self.request_ids.append(handle.request_id)
                 self._running[position] = request.n
                 first_choice += request.n
@@ -77,6 +90,11 @@ class Generation:
                 raise ApiError(429, str(error), code="queue_full") from None
             raise ApiError(503, str(error), code="not_ready") from None
         self._watcher = asyncio.create_task(self._watch(http))
+
+    def _recorded(self, request: GenerationRequest) -> RecordedRequest | None:
+        if self._recording is None:
+            return None
+        return self._recording.begin(request, self._engine.namespace(request.cache_salt))
 
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Events in order of arrival until every choice has finished.
@@ -128,12 +146,16 @@ class _Forwarder:
         loop: asyncio.AbstractEventLoop,
         queue: asyncio.Queue[ChoiceEvent | None],
         first_choice: int,
+        recorded: RecordedRequest | None,
     ) -> None:
         self._loop = loop
         self._queue = queue
         self._first_choice = first_choice
+        self._recorded = recorded
 
     def __call__(self, event: Event) -> None:
+        if self._recorded is not None:
+            self._recorded.observe(event)
         item = ChoiceEvent(self._first_choice + event.index, event)
         # The loop is closed when the server has already exited: nobody waits for the event.
         with suppress(RuntimeError):

@@ -9,6 +9,7 @@ from kvtiers.metrics.prometheus import PrometheusExporter
 from kvtiers.server.advice import decisions, warnings
 from kvtiers.server.context import ServerContext
 from kvtiers.server.lifecycle import listen, serve, url_of
+from kvtiers.server.recording import Recording
 from kvtiers.server.settings import ServerSettings
 
 LISTENING = "listening on "
@@ -18,10 +19,16 @@ LISTENING = "listening on "
 def launch(config: EngineConfig, settings: ServerSettings, say: Callable[[str], None]) -> bool:
     """Serve until a signal ends it; False when requests had to be cancelled at the end.
 
-    The port is taken before the model is loaded, so that a taken one is noticed at once.
+    The port is taken and the recording opened before the model is loaded, so that a taken port or
+    a file that cannot be written is noticed at once.
     """
     bound = listen(settings.host, settings.port)
+    recording: Recording | None = None
     try:
+        if settings.record is not None:
+            recording = Recording.to_file(
+                settings.record, config.page_tokens, keep_tokens=settings.record_tokens
+            )
         # Imported late for the same reason: torch takes seconds.
         from kvtiers.engine.engine import LLMEngine
 
@@ -37,7 +44,9 @@ def launch(config: EngineConfig, settings: ServerSettings, say: Callable[[str], 
             say(line)
         for warning in warnings(engine):
             say(f"warning: {warning}")
-        context = ServerContext.of(engine, settings, exporter.render)
+        context = ServerContext.of(engine, settings, exporter.render, recording)
         return serve(context, bound, lambda: say(f"{LISTENING}{url_of(bound)}"))
     finally:
         bound.close()
+        if recording is not None:
+            recording.close()

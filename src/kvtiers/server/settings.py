@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvtiers.errors import ConfigError
 
@@ -17,6 +18,8 @@ class ServerSettings:
     `api_key` guards `/v1`, `admin_key` guards `/cache`. With an API key and no admin key `/cache`
     is closed: a tenant must not be able to flush the cache. `pin_budget_share` is the share of the
     host tier (of the device tier where there is no host) that pins may hold in all.
+    `record` is the file that requests are recorded in as a trace (None: not), as salted hashes
+    unless `record_tokens` adds the prompts' tokens.
     `debug_hooks` opens routes that damage pages and reveal logits: for the demo and tests only.
     """
 
@@ -31,6 +34,8 @@ class ServerSettings:
     pin_budget_share: float = 0.25
     metrics_prefix: str = "sglang:"
     metrics_labels: tuple[tuple[str, str], ...] = ()
+    record: Path | None = None
+    record_tokens: bool = False
     debug_hooks: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +63,8 @@ class ServerSettings:
             for name in ("api_key", "admin_key")
             if getattr(self, name) == ""
         )
+        if self.record_tokens and self.record is None:
+            problems.append("record_tokens without record: say where to with --record FILE")
         if self.debug_hooks and self.host not in _LOOPBACK:
             problems.append(
                 f"debug_hooks with host {self.host}: the hooks damage pages on purpose, so they "

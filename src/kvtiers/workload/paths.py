@@ -2,6 +2,9 @@
 
     id[i] = first 8 bytes of BLAKE2b(key = salt, tokens[0 : (i + 1) * block_tokens])
 
+In a namespace the key is BLAKE2b(key = salt, namespace): equal tokens of two tenants have ids that
+are as different as their pages are.
+
 An id names the whole prefix: equal ids mean equal prefixes (up to a chance of 2**-63 per pair),
 and without the salt nobody can test a guessed prompt against the trace.
 """
@@ -34,10 +37,16 @@ class PathHasher:
         self.block_tokens = block_tokens
         self._salt = salt or secrets.token_bytes(32)
 
-    def ids(self, key: bytes) -> BlockIds:
-        """Ids of the blocks of `key` (int32 bytes of the tokens), the last one partial."""
+    def ids(self, key: bytes, namespace: bytes = b"") -> BlockIds:
+        """Ids of the blocks of `key` (int32 bytes of the tokens), the last one partial.
+
+        `namespace` is a digest of what the path hangs from; empty where there is only one.
+        """
         step = self.block_tokens * TOKEN_BYTES
-        state = hashlib.blake2b(key=self._salt, digest_size=8)
+        salt = self._salt
+        if namespace:
+            salt = hashlib.blake2b(namespace, key=salt, digest_size=32).digest()
+        state = hashlib.blake2b(key=salt, digest_size=8)
         ids = []
         for start in range(0, len(key), step):
             state.update(key[start : start + step])

@@ -148,6 +148,7 @@ class RecordedTraceWriter:
         prompt_key: bytes,
         output_key: bytes,
         *,
+        namespace: bytes = b"",
         chat_id: str | None = None,
         parent_chat_id: str | None = None,
         turn: int | None = None,
@@ -155,6 +156,7 @@ class RecordedTraceWriter:
     ) -> None:
         """Write one request: prompt and output as int32 bytes, arrival since recording began.
 
+        Requests share ids only within one `namespace` (its digest), as they share pages.
         Raises `ProtocolError` when it arrived before the request written last: a trace is in order
         of arrival, so requests that end out of order are to be held back by the caller.
         """
@@ -166,7 +168,7 @@ class RecordedTraceWriter:
         self._last_arrival_seconds = arrival_seconds
         input_tokens = len(prompt_key) // TOKEN_BYTES
         output_tokens = len(output_key) // TOKEN_BYTES
-        whole = self._hasher.ids(prompt_key + output_key)
+        whole = self._hasher.ids(prompt_key + output_key, namespace)
         prompt_blocks = input_tokens // self._format.block_tokens
         all_blocks = (input_tokens + output_tokens) // self._format.block_tokens
         record = self._format.record(
@@ -174,7 +176,7 @@ class RecordedTraceWriter:
                 arrival_seconds=arrival_seconds,
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
-                block_ids=self._hasher.ids(prompt_key),
+                block_ids=self._hasher.ids(prompt_key, namespace),
                 block_tokens=self._format.block_tokens,
                 chat_id=chat_id,
                 parent_chat_id=parent_chat_id,

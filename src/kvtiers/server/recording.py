@@ -1,0 +1,189 @@
+"""What a live server hands to its trace recorder, and when.
+
+Owns which requests are worth a record, their clock, and the one thread that hashes and writes, so
+that neither the engine's thread nor the server's loop waits for a disk. Must not know HTTP.
+
+A record is a prompt that was taken by the engine and got at least one token of answer, also where
+the client left before its end: what there was by then used the cache. Requests that were refused,
+failed or ended without a token are left out. Of several answers to one prompt the first counts,
+as in the books, where the prompt of the others is a fork of its own.
+
+Invariant: a recording that cannot be written ends by itself, with a log line; serving goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kvtiers.engine.messages import (
+    Event,
+    FinishReason,
+    GenerationRequest,
+    TokenEvent,
+)
+from kvtiers.errors import ConfigError
+from kvtiers.types import HitSplit, Namespace, token_key
+from kvtiers.workload import Measured, RecordedTraceWriter, TraceRecorder
+
+log = logging.getLogger("kvtiers.server")
+
+_WITHOUT_AN_ANSWER = (FinishReason.REFUSED, FinishReason.FAILED)
+
+
+class Recording:
+    """A trace of what this server is asked, in a file. Seconds count from the first request.
+
+    `begin` is called in order of arrival, from one thread.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        recorder: TraceRecorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._path = path
+        self._recorder = recorder
+        self._first_arrival: float | None = None
+        self._begun = 0
+        self._stopped = False
+        self._worker = ThreadPoolExecutor(1, "kvtiers-recording")
+
+    @classmethod
+    def to_file(cls, path: Path, block_tokens: int, *, keep_tokens: bool = False) -> Recording:
+        """Record into a file, which is replaced. `ConfigError` where it cannot be written."""
+        try:
+            writer = RecordedTraceWriter(path, block_tokens, keep_tokens=keep_tokens)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot record to {path}: {error.strerror or error}; give --record a file in a "
+                "directory that exists and can be written"
+            ) from None
+        return cls(path, TraceRecorder(writer))
+
+    def begin(self, request: GenerationRequest, namespace: Namespace) -> RecordedRequest:
+        """A request has arrived. Tell what is returned of its events, or that it was not taken."""
+        now = self.clock()
+        if self._first_arrival is None:
+            self._first_arrival = now
+        self._begun += 1
+        number, arrival_seconds = self._begun, now - self._first_arrival
+        self._post(lambda: self._recorder.begin(number, arrival_seconds))
+        return RecordedRequest(self, number, request, namespace, now)
+
+    def end(
+        self,
+        number: int,
+        request: GenerationRequest,
+        namespace: Namespace,
+        output: list[int],
+        measured: Measured,
+    ) -> None:
+        """Request `number` has its answer. Any thread may call."""
+        self._post(
+            lambda: self._recorder.end(
+                number,
+                token_key(request.prompt),
+                token_key(output),
+                namespace=namespace.digest,
+                measured=measured,
+            )
+        )
+
+    def leave_out(self, number: int) -> None:
+        """Request `number` is not worth a record. Any thread may call."""
+        self._post(lambda: self._recorder.leave_out(number))
+
+    def close(self) -> None:
+        """Write what is left and close the file. The engine has stopped: no events follow."""
+        self._post(self._finish)
+        self._worker.shutdown()
+
+    def _post(self, write: Callable[[], None]) -> None:
+        if not self._stopped:
+            self._worker.submit(self._guarded, write)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        if self._stopped:
+            return
+        try:
+            write()
+        except Exception as error:  # whatever it is, it must not take the server down
+            self._stopped = True
+            log.error(
+                "recording to %s ended: %s; what was written before can be read, serving goes on",
+                self._path,
+                error,
+                exc_info=not isinstance(error, OSError),
+            )
+
+    def _finish(self) -> None:
+        self._recorder.close()
+        left_out = self._recorder.left_out
+        log.info(
+            "recorded %d requests in %s, left out %d without an answer",
+            self._begun - left_out,
+            self._path,
+            left_out,
+        )
+
+
+class RecordedRequest:
+    """Follows the first answer of one request until it has ended."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        number: int,
+        request: GenerationRequest,
+        namespace: Namespace,
+        arrived_at: float,
+    ) -> None:
+        self._recording = recording
+        self._number = number
+        self._request = request
+        self._namespace = namespace
+        self._arrived_at = arrived_at
+        self._ttft_seconds: float | None = None
+        self._output: list[int] = []
+
+    def not_taken(self) -> None:
+        """The engine has refused it at the door."""
+        self._recording.leave_out(self._number)
+
+    def observe(self, event: Event) -> None:
+        """An event of any of its answers, in order, on the engine's thread."""
+        if event.index:
+            return
+        if isinstance(event, TokenEvent):
+            if self._ttft_seconds is None:
+                self._ttft_seconds = self._seconds()
+            self._output.append(event.token)
+        elif event.split is None or not self._output or event.reason in _WITHOUT_AN_ANSWER:
+            self._recording.leave_out(self._number)
+        else:
+            self._recording.end(
+                self._number,
+                self._request,
+                self._namespace,
+                self._output,
+                self._measured(event.split),
+            )
+
+    def _measured(self, split: HitSplit) -> Measured:
+        return Measured(
+            split.device_hit,
+            split.host_hit,
+            split.storage_hit,
+            split.computed,
+            ttft_seconds=self._ttft_seconds,
+            e2e_seconds=self._seconds(),
+        )
+
+    def _seconds(self) -> float:
+        return self._recording.clock() - self._arrived_at
