@@ -11,6 +11,7 @@ requests are refused with 503. What was acknowledged as stored is there for the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -32,7 +33,7 @@ is never the server that closes a connection on which a request is just arriving
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to `host:port` (0: a free port). `ConfigError` when it is taken."""
+    """A socket bound to `host:port` (0: a free port). `ConfigError` when that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,10 +41,12 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port (0 takes a "
-            "free one)"
-        ) from None
+        way_out = (
+            "choose another --port (0 takes a free one)"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "choose a --host of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
+        )
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; {way_out}") from None
     return bound
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -14,8 +14,10 @@ from fake_engine import FakeEngine
 from fastapi.testclient import TestClient
 
 from kvtiers.engine.messages import FinishReason
+from kvtiers.errors import ConfigError
 from kvtiers.server.app import create_app
 from kvtiers.server.context import ServerContext
+from kvtiers.server.lifecycle import listen
 from kvtiers.server.responses import ChatCompletion, ChatCompletionChunk, Completion
 from kvtiers.server.settings import ServerSettings
 
@@ -124,3 +126,12 @@ def test_the_other_answers_of_a_prompt_do_not_count_its_tokens_again(client: Tes
         "host": 2,
         "storage": 3,
     }
+
+
+def test_an_address_that_cannot_be_had_names_the_option_to_change() -> None:
+    with pytest.raises(ConfigError, match="choose a --host of this machine"):
+        listen("192.0.2.1", 0)  # an address for documentation: no machine has it
+    with closing(listen("127.0.0.1", 0)) as taken:
+        taken.listen()
+        with pytest.raises(ConfigError, match="choose another --port"):
+            listen("127.0.0.1", taken.getsockname()[1])

@@ -1,5 +1,6 @@
 """Damage to the files of a store: a miss, counted, and never wrong data."""
 
+import shutil
 import threading
 
 import pytest
@@ -142,6 +143,18 @@ def test_a_segment_deleted_underneath_is_a_miss_and_the_store_goes_on(filled, di
         assert read(store, refs, PAGE_BYTES) == [payload(ref, PAGE_BYTES) for ref in refs]
     with open_small(directory) as store:
         assert store.exists_prefix(refs) == PAGES
+
+
+def test_a_directory_deleted_underneath_is_told_once_and_declines_every_write(
+    filled, directory, refs, caplog
+):
+    with open_small(directory) as store:
+        shutil.rmtree(directory)
+        assert read(store, refs, PAGE_BYTES) == [FailReason.MISSING] * PAGES
+        for _ in range(5):
+            assert write(store, refs, PAGE_BYTES) == [FailReason.STORAGE] * PAGES
+    assert caplog.text.count("cannot grow") == 1
+    assert "until the store is opened again" in caplog.text
 
 
 def test_a_write_to_a_segment_deleted_underneath_is_not_acknowledged(filled, directory, refs):

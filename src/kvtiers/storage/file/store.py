@@ -125,6 +125,7 @@ class FileStore:
             raise
         self._crew = Crew(_HELPERS)
         self._evicting = threading.Lock()
+        self._growth_trouble: str | None = None
         self._state = threading.Condition()
         self._running_calls = 0
         self._closing = False
@@ -356,9 +357,10 @@ class FileStore:
                 if not self._space.grow():
                     break
             except OSError as error:
-                _log.warning("%s cannot grow: %s", self._directory.path, error)
+                self._tell_growth_trouble(str(error))
                 shortage = FailReason.STORAGE
                 break
+            self._growth_trouble = None
             places += self._space.take(count - len(places))
         if len(places) < count:
             # One evicting thread at a time: headers are cleared in the order in which pages leave.
@@ -366,6 +368,17 @@ class FileStore:
                 places += self._clear_headers(self._books.evict(count - len(places)))
         places.sort()
         return places, shortage
+
+    def _tell_growth_trouble(self, trouble: str) -> None:
+        """Once until it changes: every write runs into it."""
+        if trouble != self._growth_trouble:
+            self._growth_trouble = trouble
+            _log.warning(
+                "%s cannot grow: %s; pages that find no room are not stored until it can (where "
+                "the directory was deleted: until the store is opened again)",
+                self._directory.path,
+                trouble,
+            )
 
     # ---- places
     def _free(self, places: Sequence[Place]) -> None:
