@@ -6,6 +6,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from kvtiers.core.tree import NO_SLOTS
 from kvtiers.core.victims import held_on_host, victims
 from kvtiers.types import LeaveOutcome, LeaveReason, StoreOn, Tier
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from kvtiers.core.state import CacheState
     from kvtiers.core.stores import Stores
     from kvtiers.core.tree import Run
+
+
+# Bound once: finding a member on its enum takes longer than what is done with it (Python 3.11).
+_HOST, _CAPACITY = Tier.HOST, LeaveReason.CAPACITY
+_COVERED, _DEMOTED, _DROPPED = LeaveOutcome.COVERED, LeaveOutcome.DEMOTED, LeaveOutcome.DROPPED
 
 
 class HostTier:
@@ -49,10 +55,13 @@ class HostTier:
         order = state.host_order
         left = pages
         covered = demoted = dropped = 0
+        limit = before or for_victim
         if order.mirrors_first:
             covered = self._give_up_mirrors(left, spare)
             left -= covered
-        limit = before or for_victim
+        elif limit is None and not spare and not self._stores_on_evict():
+            demoted, dropped = self._evict_plain(left)
+            left -= demoted + dropped
         for run in victims(order, held_on_host) if left else ():
             if limit is not None and order.outlives(run, limit):
                 break
@@ -79,10 +88,50 @@ class HostTier:
             self._cut_tail(run, keep)
             if not left:
                 break
-        state.book_left(Tier.HOST, LeaveOutcome.COVERED, LeaveReason.CAPACITY, covered)
-        state.book_left(Tier.HOST, LeaveOutcome.DEMOTED, LeaveReason.CAPACITY, demoted)
-        state.book_left(Tier.HOST, LeaveOutcome.DROPPED, LeaveReason.CAPACITY, dropped)
+        state.book_left(_HOST, _COVERED, _CAPACITY, covered)
+        state.book_left(_HOST, _DEMOTED, _CAPACITY, demoted)
+        state.book_left(_HOST, _DROPPED, _CAPACITY, dropped)
         return pages - left
+
+    def _evict_plain(self, pages: int) -> tuple[int, int]:
+        """Free the oldest runs as long as each is a leaf that only host has and nothing holds.
+
+        Returns how many pages were demoted and dropped. Nearly every eviction ends in here, and
+        the loop in `evict` would do the same in three times as long.
+        """
+        state = self._state
+        order, tree = state.host_order, state.tree
+        left = pages
+        demoted = 0
+        while left:
+            run = order.oldest()
+            if run is None or run.device_pages or run.children or held_on_host(run):
+                break
+            start, end, slots = run.host_start, run.host_end, run.host_slots
+            count = end - start
+            if count > left:
+                count = left
+            keep = end - count
+            left -= count
+            stored = run.stored_pages - keep
+            if stored > 0:
+                demoted += stored
+            state.forget_pages(run, keep, _HOST, _CAPACITY)
+            if keep > start:
+                state.host.give(slots[keep - start :])
+                run.host_slots = slots[: keep - start]
+                run.host_end = keep
+            else:
+                state.host.give(slots)
+                run.host_slots = NO_SLOTS
+                run.host_start = run.host_end = 0
+                order.discard(run)
+            tree.trim(run)
+        freed = pages - left
+        if freed:
+            state.host_evictable -= freed
+            tree.epoch += 1
+        return demoted, freed - demoted
 
     def flush(self) -> int:
         """Remove every page of the host tier that is neither leased nor held."""
@@ -165,10 +214,13 @@ class HostTier:
                 break
         return pages - left
 
+    def _stores_on_evict(self) -> bool:
+        state = self._state
+        return state.storage_attached and state.config.store_on is StoreOn.EVICT
+
     def _must_store_first(self, run: Run, first: int) -> bool:
         """Under store_on=evict: order the store of pages that would be lost; True: wait for it."""
-        state = self._state
-        if state.config.store_on is not StoreOn.EVICT or not state.storage_attached:
+        if not self._stores_on_evict():
             return False
         if run.stored_pages >= run.host_end or run.store_failed:
             return False
