@@ -29,7 +29,7 @@ from kvtiers.engine.config import EngineConfig  # noqa: E402
 from kvtiers.engine.engine import LLMEngine  # noqa: E402
 from kvtiers.engine.messages import FinishReason  # noqa: E402
 from kvtiers.engine.models import model_directory  # noqa: E402
-from kvtiers.engine.parts import assemble  # noqa: E402
+from kvtiers.engine.parts import EngineParts, assemble  # noqa: E402
 from kvtiers.engine.served_model import ServedModel, load_plain  # noqa: E402
 from kvtiers.errors import ConfigError, EngineBusy, ModelError, StorageError  # noqa: E402
 from kvtiers.types import StoreOn, Tier, WritePolicy  # noqa: E402
@@ -234,6 +234,15 @@ def test_another_model_on_the_same_storage_hits_nothing(
         assert end.split.computed == 40
         engine.drain(SECONDS)
         engine.stop()
+
+
+def test_pages_that_cannot_be_saved_before_the_exit_are_told(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(EngineParts, "save", lambda parts, seconds: False)
+    assert engine.drain(SECONDS)  # every answer was finished all the same
+    assert "lost at exit" in caplog.text
+    assert "--drain-seconds" in caplog.text
 
 
 # ---------------------------------------------------------------- settings

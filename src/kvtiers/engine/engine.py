@@ -7,6 +7,7 @@ is `port.Engine`.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from kvtiers.metrics.gauges import Gauges
 from kvtiers.scheduling.executor import SamplingParams
 from kvtiers.scheduling.request import Request
 from kvtiers.types import Namespace, Tier, token_key
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -262,7 +265,13 @@ class LLMEngine:
         if self._loop.failure is not None:
             return False  # nothing is known about the parts any more
         left = max(0.0, deadline - self.parts.clock())
-        self.call_in_loop(lambda parts: parts.save(left)).result()
+        if not self.call_in_loop(lambda parts: parts.save(left)).result():
+            log.warning(
+                "copies were still under way after %g seconds of draining; pages that had not "
+                "reached storage are lost at exit and computed again when asked for: give more "
+                "time (--drain-seconds), or see whether the storage hangs",
+                timeout_seconds,
+            )
         return finished
 
     def stop(self) -> None:
