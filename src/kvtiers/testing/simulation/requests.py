@@ -127,7 +127,7 @@ class Prompts:
             key, namespace = first
             for _ in range(self._rng.randrange(1, 5)):
                 kept = len(key)
-                if self._rng.random() < 0.4:
+                if self._rng.random() < 0.6:
                     kept = self._rng.randrange(1, kept // TOKEN_BYTES + 1) * TOKEN_BYTES
                 tail = self.tokens(self._rng.randrange(self._page_tokens + 1))
                 prompts.append((key[:kept] + tail, namespace))

@@ -106,7 +106,7 @@ class Simulation:
             (0.02, self._give_up_waiting),
             (0.03, self._tick),
             (scenario.evict_weight, self._evict),
-            (0.015, self._flush),
+            (0.006, self._flush),
             (0.01, self._pin),
             (0.01, self._unpin),
             (0.01, self._change_storage),
@@ -402,6 +402,11 @@ class Simulation:
                 f"request {request.request_id} was voided {request.times_voided} times"
             )
         self.waiting.append(request)
+        if self.rng.random() < 0.5:
+            # What did arrive may have left again when it comes back, and is loaded once more.
+            freed = self.cache.evict(Tier.DEVICE, self.config.device_pages, self.clock.now)
+            self._stepped("evict", "device", "freed", freed)
+            self._admit_one(request)
 
     def _chunk_end(self, request: SimRequest) -> int:
         """How far the next chunk goes: within the prompt, to its end, or some decoding."""
@@ -495,14 +500,15 @@ class Simulation:
         self._stepped("tick")
 
     def _evict(self) -> None:
-        tier = self.rng.choice((Tier.DEVICE, Tier.DEVICE, Tier.HOST))
+        tier = Tier.HOST if self.rng.random() < 0.1 else Tier.DEVICE
         pages = self.rng.choice((0, 1, self.config.device_pages, self.config.device_pages))
         freed = self.cache.evict(tier, pages, self.clock.now)
         self._stepped("evict", tier, pages, "freed", freed)
 
     def _flush(self) -> None:
         """One tier; or both, after which everything comes from storage."""
-        for tier in self.rng.choice(((Tier.DEVICE,), (Tier.HOST,), (Tier.HOST, Tier.DEVICE))):
+        both = (Tier.HOST, Tier.DEVICE)
+        for tier in self.rng.choice(((Tier.DEVICE,), (Tier.HOST,), both, both)):
             removed = self.cache.flush(tier, self.clock.now)
             self._stepped("flush", tier, "removed", removed)
 
