@@ -46,7 +46,9 @@ from kvtiers.types import (
     Tier,
 )
 
-_FINISHED = EndedBy.FINISHED  # bound once: see `publication`
+# Bound once: finding a member on its enum takes longer than what is done with it (Python 3.11).
+_FINISHED = EndedBy.FINISHED
+_STORE, _PREFETCH = Purpose.STORE, Purpose.PREFETCH
 
 
 class UnifiedRadixCache:
@@ -161,9 +163,9 @@ class UnifiedRadixCache:
         if ack.pages_ok < pages and ack.failure is None:
             operation.failure = FailReason.DEADLINE if operation.late else FailReason.TRANSFER
         purpose = operation.purpose
-        if purpose is Purpose.STORE:
+        if purpose is _STORE:
             self._stores.apply(operation)
-        elif purpose is Purpose.PREFETCH:
+        elif purpose is _PREFETCH:
             self._prefetcher.apply(operation)
         else:
             self._copies.apply(purpose)

@@ -33,12 +33,19 @@ if TYPE_CHECKING:
 
 _FAILED_LOADS_MAX = 4096
 
+# Bound once: finding a member on its enum takes longer than what is done with it (Python 3.11).
+_BACKUP = Purpose.BACKUP
+
 
 class Copies:
     def __init__(self, state: CacheState, host: HostTier, stores: Stores) -> None:
         self._state = state
         self._host = host
         self._stores = stores
+        config = state.config
+        self._selective = config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        self._stores_on_backup = config.store_on is StoreOn.BACKUP
+        self._in_flight_bound = config.backup_in_flight_pages
         self.failed_loads: dict[int, int] = {}
         """request id -> first page that could not be loaded for it; its next attempt avoids it."""
 
@@ -46,8 +53,7 @@ class Copies:
 
     def backup_room(self) -> int:
         """Pages that may still be ordered before the bound on backups in flight is reached."""
-        state = self._state
-        return state.config.backup_in_flight_pages - state.pages_in_flight[Purpose.BACKUP]
+        return self._in_flight_bound - self._state.pages_in_flight[_BACKUP]
 
     def oldest_victim(self, before: Run) -> Run | None:
         """The oldest victim on its way to host, if it is older than `before`.
@@ -70,7 +76,7 @@ class Copies:
         next commit on this path or by eviction.
         """
         state = self._state
-        selective = state.config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        selective = self._selective
         deepest = None
         first = missing = 0
         while run.parent is not None and run.backup is None and run.host_end < run.pages:
@@ -91,8 +97,9 @@ class Copies:
         if missing > host.free:
             self._host.make_room(missing)
         bound = self.backup_room()
-        got = min(missing, host.free, bound)
-        if got < missing:
+        got = missing
+        if got > host.free or got > bound:
+            got = min(host.free, bound)
             reason = DeclineReason.IN_FLIGHT_BOUND if bound == got else DeclineReason.HOST_CAPACITY
             state.facts.append((Fact.DECLINED, Purpose.BACKUP, reason, missing - got))
             if got <= 0:
@@ -125,13 +132,16 @@ class Copies:
         while run.start >= end_page:
             run = run.parent
         target = state.host.take(end_page - first_page)
-        operation = Operation(state.next_id(), Purpose.BACKUP, run, first_page, end_page, target)
+        operation = Operation(state.next_id(), _BACKUP, run, first_page, end_page, target)
         operation.needs_head = needs_head
         sources = []
         for each in operation.runs():
             each.backup = operation
-            low = max(0, first_page - each.start)
-            sources.append(each.device_slots[low : end_page - each.start])
+            low, high = first_page - each.start, end_page - each.start
+            source = each.device_slots
+            if low > 0 or high < len(source):
+                source = source[max(0, low) : high]
+            sources.append(source)
         self._order(operation, _joined(sources))
 
     def _apply_backup(self, operation: Operation) -> None:
@@ -146,9 +156,14 @@ class Copies:
         arrived = 0
         for run in reversed(runs):
             run.backup = None
-            low = max(0, first - run.start)
-            high = min(run.pages, ok_end - run.start)
-            slots = operation.target[run.start + low - first : run.start + high - first]
+            start = run.start
+            low = first - start if first > start else 0
+            high = ok_end - start
+            if high > run.pages:
+                high = run.pages
+            slots = operation.target
+            if high - low < len(slots):
+                slots = slots[start + low - first : start + high - first]
             if high <= low:
                 pass
             elif _attach(run, low, high, slots):
@@ -165,7 +180,7 @@ class Copies:
         state.settle_target(state.host, operation, arrived)
         state.tree.epoch += 1
         state.book_ack(operation, arrived)
-        if arrived and state.storage_attached and state.config.store_on is StoreOn.BACKUP:
+        if arrived and state.storage_attached and self._stores_on_backup:
             self._store_path(operation.run)
 
     def _store_path(self, run: Run) -> None:
@@ -249,7 +264,7 @@ class Copies:
     def apply(self, purpose: Purpose) -> None:
         """Apply the acknowledged operations of a purpose, in order of issue."""
         queue = self._state.issued[purpose]
-        apply = self._apply_backup if purpose is Purpose.BACKUP else self._apply_load
+        apply = self._apply_backup if purpose is _BACKUP else self._apply_load
         while queue and queue[0].pages_ok is not None:
             apply(queue.popleft())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtiers.events import Fact
-from kvtiers.types import LOSS_REASONS, LeaveReason, Missed, MissReason, Tier
+from kvtiers.types import LOSS_REASONS, TOKEN_BYTES, LeaveReason, Missed, MissReason, Tier
 
 if TYPE_CHECKING:
     from kvtiers.core.prefetch import Prefetcher, Ticket
@@ -22,6 +22,8 @@ class Misses:
     def __init__(self, state: CacheState, prefetcher: Prefetcher) -> None:
         self._state = state
         self._prefetcher = prefetcher
+        self._page_tokens = state.config.page_tokens
+        self._remembers = state.ghosts.capacity > 0
 
     def explain(
         self,
@@ -42,13 +44,14 @@ class Misses:
         What was found in storage and did not arrive explains the first pages past the match,
         ghosts the next ones; the rest was never seen.
         """
-        state = self._state
-        page_tokens = state.config.page_tokens
-        prompt_tokens = len(key) // 4
-        whole, tail = divmod(prompt_tokens, page_tokens)
+        page_tokens = self._page_tokens
+        whole, tail = divmod(len(key) // TOKEN_BYTES, page_tokens)
+        if again is None and ticket is None and not self._remembers:
+            return self._plain(usable, raw, whole, tail)
         tokens: dict[MissReason, int] = {}
         if again is not None:
-            last = 1 if raw == whole and not tail and state.config.last_token_rule else 0
+            last_token_rule = self._state.config.last_token_rule
+            last = 1 if raw == whole and not tail and last_token_rule else 0
             tokens[again] = (raw - usable - last) * page_tokens
             tokens[_LAST_TOKEN] = last * page_tokens
         elif raw > usable:
@@ -65,12 +68,23 @@ class Misses:
             tokens[_SUB_PAGE_TAIL] = tail
         return tuple([Missed(reason, count) for reason, count in tokens.items() if count])
 
+    def _plain(self, usable: int, raw: int, whole: int, tail: int) -> tuple[Missed, ...]:
+        """The same where neither loads nor storage nor ghosts have anything to tell."""
+        missed = []
+        if raw > usable:
+            missed.append(Missed(_LAST_TOKEN, (raw - usable) * self._page_tokens))
+        if whole > raw:
+            missed.append(Missed(_UNKNOWN, (whole - raw) * self._page_tokens))
+        if tail:
+            missed.append(Missed(_SUB_PAGE_TAIL, tail))
+        return tuple(missed)
+
     def _recall(
         self, key: bytes, run: Run, first: int, whole: int, tokens: dict[MissReason, int]
     ) -> None:
         """Pages `[first, whole)`, which nobody holds: were they here once?"""
         state = self._state
-        page_tokens = state.config.page_tokens
+        page_tokens = self._page_tokens
         unknown = (whole - first) * page_tokens
         if not state.ghosts:
             tokens[_UNKNOWN] = tokens.get(_UNKNOWN, 0) + unknown

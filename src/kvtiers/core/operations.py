@@ -29,6 +29,7 @@ class Operation:
         "late",
         "needs_head",
         "op_id",
+        "pages",
         "pages_ok",
         "purpose",
         "run",
@@ -51,6 +52,7 @@ class Operation:
         self.run = run
         self.first_page = first_page
         self.end_page = end_page
+        self.pages = end_page - first_page
         self.target = target
         self.pages_ok: int | None = None
         self.failure: FailReason | None = None
@@ -60,15 +62,13 @@ class Operation:
         self.waiters: list[Lease] = []  # leases that rely on this load-back
         self.ticket: Ticket | None = None  # the prefetch it belongs to
 
-    @property
-    def pages(self) -> int:
-        return self.end_page - self.first_page
-
     def runs(self) -> list[Run]:
         """The runs that the page range lies in, deepest first."""
-        runs = []
         run = self.run
         first, end = self.first_page, self.end_page
+        if run.start <= first and run.start < end and run.parent is not None:
+            return [run]  # nearly always
+        runs = []
         while run.parent is not None and run.start + run.pages > first:
             if run.start < end:
                 runs.append(run)

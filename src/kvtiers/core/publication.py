@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -25,13 +25,21 @@ _FIRST, _FINISHED, _VOIDED = Attempt.FIRST, EndedBy.FINISHED, EndedBy.VOIDED
 class Publication:
     def __init__(self, state: CacheState, copies: Copies) -> None:
         self._state = state
-        self._config = state.config
         self._tree = state.tree
         self._copies = copies
 
     def commit(self, lease: Lease, key: bytes, computed_tokens: int) -> None:
         """See `PrefixCache.commit`."""
-        self._require_committable(lease, key, computed_tokens)
+        page_tokens = lease.page_tokens
+        slotted_tokens = (lease.own_from + len(lease.own_slots)) * page_tokens
+        if (
+            lease.ended
+            or lease.voided
+            or lease.loads
+            or not lease.computed_tokens <= computed_tokens <= slotted_tokens
+            or computed_tokens * TOKEN_BYTES > len(key)
+        ):
+            self._refuse(lease, key, computed_tokens)
         facts = self._state.facts
         prompt = lease.prompt_tokens
         before = lease.computed_tokens
@@ -42,13 +50,13 @@ class Publication:
             facts.append((_BOOKED, lease.lease_id, lease.attempt, lease.split))
         if new_input > 0:
             facts.append((_COMPUTED, lease.lease_id, lease.attempt, new_input))
-        complete = computed_tokens // self._config.page_tokens
+        complete = computed_tokens // page_tokens
         if complete > lease.published_pages:
             self._publish(lease, key, complete)
 
-    def _require_committable(self, lease: Lease, key: bytes, computed_tokens: int) -> None:
+    def _refuse(self, lease: Lease, key: bytes, computed_tokens: int) -> NoReturn:
+        """Say why a commit is against the protocol."""
         lease.require_live()
-        problem = None
         if lease.voided:
             problem = "a load it relied on failed; abort it and admit the request anew"
         elif lease.loads:
@@ -57,13 +65,12 @@ class Publication:
             problem = f"{lease.computed_tokens} tokens were already committed"
         elif computed_tokens > lease.capacity_tokens:
             problem = f"it has slots for {lease.capacity_tokens} tokens only; extend it first"
-        elif computed_tokens * TOKEN_BYTES > len(key):
+        else:
             problem = f"the key holds {len(key) // TOKEN_BYTES} tokens"
-        if problem is not None:
-            raise ProtocolError(
-                f"cannot commit {computed_tokens} tokens of lease {lease.lease_id} "
-                f"(request {lease.request_id}): {problem}"
-            )
+        raise ProtocolError(
+            f"cannot commit {computed_tokens} tokens of lease {lease.lease_id} "
+            f"(request {lease.request_id}): {problem}"
+        )
 
     def _publish(self, lease: Lease, key: bytes, end: int) -> None:
         """Publish pages `[published_pages, end)`. First publisher wins.
@@ -86,7 +93,7 @@ class Publication:
             if child is None:
                 new = end - page
                 child = tree.add_child(run, key[begin : end * page_bytes], new)
-                state.hand_down(run, child)
+                child.locks = 1  # `hand_down`, where nothing is listed yet
                 child.device_slots = slots[page - own_from : end - own_from]
                 child.device_pages = new
                 child.uses = 1 if lease.attempt is _FIRST else 0

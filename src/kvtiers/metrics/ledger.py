@@ -194,6 +194,7 @@ class Ledger:
     def _booked(self, fact: FactTuple) -> None:
         _, lease_id, attempt, split = fact
         device_hit, host_hit, storage_hit, computed, missed = split
+        hit_tokens = device_hit + host_hit + storage_hit
         lease = self._leases.get(lease_id)
         if lease is None or lease.booked or lease.attempt is not attempt:
             self._contradiction(fact)
@@ -201,7 +202,7 @@ class Ledger:
         else:
             book = lease.book
             lease.booked = True
-            lease.hit_tokens = device_hit + host_hit + storage_hit
+            lease.hit_tokens = hit_tokens
         book.booked += 1
         book.open -= 1
         book.device_hit_tokens += device_hit
@@ -211,7 +212,7 @@ class Ledger:
         missed_tokens = book.missed_tokens
         for reason, tokens in missed:
             missed_tokens[reason] += tokens
-        if attempt is _FIRST:
+        if hit_tokens and attempt is _FIRST:
             self.savings.hit(split)
 
     def _computed(self, fact: FactTuple) -> None:
