@@ -318,3 +318,5 @@ def _share_operations(upper: Run, lower: Run) -> None:
                 setattr(upper, name, operation)
             if operation.end_page <= lower.start:
                 setattr(lower, name, None)
+                if operation.run is lower:  # nothing holds it any more: it may be gone tomorrow
+                    operation.run = upper
