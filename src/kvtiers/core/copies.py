@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtiers.core.operations import Operation
+from kvtiers.core.stores import first_unstored
 from kvtiers.events import Copy, Fact
 from kvtiers.types import (
     DeclineReason,
@@ -196,7 +197,8 @@ class Copies:
                 (Fact.DECLINED, Purpose.STORE, DeclineReason.PARENT_MISSING, missing)
             )
         elif missing > 0:
-            self.save(gap, gap.stored_pages, gap.stored_pages + missing)
+            begin = first_unstored(gap)
+            self.save(gap, begin, begin + missing)
 
     # ---- host -> device
 
@@ -292,7 +294,7 @@ def _joined(deepest_first: list[SlotArray]) -> SlotArray:
 def _unsaved_head(run: Run) -> int:
     """Pages past the stored ones that are on device only, up to where the host part begins."""
     on_host = run.host_end > run.host_start
-    return (run.host_start if on_host else run.device_pages) - run.stored_pages
+    return (run.host_start if on_host else run.device_pages) - first_unstored(run)
 
 
 def _has_head(run: Run, first_page: int) -> bool:

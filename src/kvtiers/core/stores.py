@@ -44,8 +44,8 @@ class Stores:
         gap = None
         deepest = None
         for each in path:
-            stored = each.stored_pages
-            if each.host_start > stored or each.host_end <= stored:
+            begin = first_unstored(each)
+            if each.host_start > begin or each.host_end <= begin:
                 gap = each
                 break
             deepest = each
@@ -84,8 +84,8 @@ class Stores:
                 run.store = None
             low = max(0, operation.first_page - run.start)
             high = min(run.pages, ok_end - run.start)
-            if high > low and run.stored_pages == low:
-                run.stored_pages = high
+            if high > low and run.stored_pages >= low:
+                run.stored_pages = max(run.stored_pages, high)
             run.store_failed = failed and run.end > ok_end
         if operation.failure is FailReason.ORPHANED:
             self._forget_path(operation.run)
@@ -106,9 +106,14 @@ class Stores:
             run.store_failed = False
 
     def _forget_path(self, run: Run) -> None:
-        """Storage has lost the head of this path: the next store on it begins at the root."""
-        for each in run.path():
+        """Storage has lost the head of this path: the next store on it begins at the root.
+
+        What hangs below a lost head is lost with it, so the hints of all branches go.
+        """
+        below = run.path()[:1]
+        for each in below:
             each.stored_pages = 0
+            below.extend(each.children.values())
 
     def _order_below(self, run: Run) -> None:
         """What waited for its parent to be stored; children of one run are independent paths.
@@ -150,3 +155,13 @@ class Stores:
                 path_key[: end * page_bytes],
             )
         )
+
+
+def first_unstored(run: Run) -> int:
+    """The page of the run at which a store on its path begins or goes on.
+
+    Where the run above is not wholly stored that is 0, whatever storage held of this one before:
+    a store is one stretch of pages, and pages that are there already cost nothing.
+    """
+    above = run.parent
+    return run.stored_pages if above.stored_pages == above.pages else 0
