@@ -75,6 +75,9 @@ class DeviceTier:
         """
         state = self._state
         order, tree, has_host = state.device_order, state.tree, state.has_host
+        device_slots = state.device
+        mirrors_first = state.host_order.mirrors_first
+        remembers = not has_host and state.ghosts.capacity > 0
         left = pages
         while left:
             run = order.oldest()
@@ -85,20 +88,23 @@ class DeviceTier:
                 break
             keep = device - left if device > left else 0
             left -= device - keep
-            if not has_host:
+            if remembers:
                 state.forget_pages(run, keep, _DEVICE, _CAPACITY)
             slots = run.device_slots
             run.device_pages = keep
             if keep:
-                state.device.give(slots[keep:])
+                device_slots.give(slots[keep:])
                 run.device_slots = slots[:keep]
+                if not has_host:
+                    tree.trim(run)
             else:
-                state.device.give(slots)
+                device_slots.give(slots)
                 run.device_slots = NO_SLOTS
                 order.discard(run)
-            if not has_host:
-                tree.trim(run)
-            elif state.host_order.mirrors_first:
+                if not has_host:
+                    run.pages = 0
+                    tree.unlink(run)
+            if mirrors_first:
                 state.host_order.update(run)
         freed = pages - left
         state.device_evictable -= freed

@@ -88,8 +88,10 @@ class HostTier:
             self._cut_tail(run, keep)
             if not left:
                 break
-        state.book_left(_HOST, _COVERED, _CAPACITY, covered)
-        state.book_left(_HOST, _DEMOTED, _CAPACITY, demoted)
+        if covered:
+            state.book_left(_HOST, _COVERED, _CAPACITY, covered)
+        if demoted:
+            state.book_left(_HOST, _DEMOTED, _CAPACITY, demoted)
         state.book_left(_HOST, _DROPPED, _CAPACITY, dropped)
         return pages - left
 
@@ -100,33 +102,39 @@ class HostTier:
         the loop in `evict` would do the same in three times as long.
         """
         state = self._state
-        order, tree = state.host_order, state.tree
+        order, tree, slots_of_host = state.host_order, state.tree, state.host
+        remembers = state.ghosts.capacity > 0
         left = pages
         demoted = 0
         while left:
             run = order.oldest()
-            if run is None or run.device_pages or run.children or held_on_host(run):
+            if (
+                run is None
+                or run.device_pages
+                or run.children
+                or run.backup is not None
+                or run.store is not None
+            ):
                 break
-            start, end, slots = run.host_start, run.host_end, run.host_slots
-            count = end - start
-            if count > left:
-                count = left
-            keep = end - count
-            left -= count
+            end, slots = run.host_end, run.host_slots  # it begins at 0: there is no page above it
+            keep = end - left if end > left else 0
+            left -= end - keep
             stored = run.stored_pages - keep
             if stored > 0:
                 demoted += stored
-            state.forget_pages(run, keep, _HOST, _CAPACITY)
-            if keep > start:
-                state.host.give(slots[keep - start :])
-                run.host_slots = slots[: keep - start]
+            if remembers:
+                state.forget_pages(run, keep, _HOST, _CAPACITY)
+            if keep:
+                slots_of_host.give(slots[keep:])
+                run.host_slots = slots[:keep]
                 run.host_end = keep
+                tree.trim(run)
             else:
-                state.host.give(slots)
-                run.host_slots = NO_SLOTS
-                run.host_start = run.host_end = 0
+                slots_of_host.give(slots)
                 order.discard(run)
-            tree.trim(run)
+                run.pages = run.host_end = 0
+                run.host_slots = NO_SLOTS
+                tree.unlink(run)
         freed = pages - left
         if freed:
             state.host_evictable -= freed

@@ -151,14 +151,15 @@ class Tree:
             if child is None:
                 break
             n = child.pages
-            if end - position >= n * page_bytes and key.startswith(
-                child.key if len(child.key) == n * page_bytes else child.key[: n * page_bytes],
-                position,
-            ):
+            run_key, run_bytes = child.key, n * page_bytes
+            if len(run_key) > run_bytes:
+                run_key = run_key[:run_bytes]  # it was trimmed
+            if run_bytes <= end - position and key.startswith(run_key, position):
                 in_run = n
             else:
-                in_run = min(self.common_pages(child.key, key, position), n)
-                in_run = min(in_run, (end - position) // page_bytes)
+                in_run = min(
+                    self.common_pages(run_key, key, position), (end - position) // page_bytes
+                )
             if device == pages:
                 on_device = child.device_pages
                 device += on_device if on_device < in_run else in_run
@@ -274,7 +275,8 @@ class Tree:
         del parent.children[run.key[: self.page_bytes]]
         self.run_count -= 1
         self.epoch += 1
-        self.drop_empty_root(parent)
+        if parent.parent is None:
+            self.drop_empty_root(parent)
 
     def drop_empty_root(self, root: Run) -> None:
         """Forget a root that has neither children nor leases, so that namespaces do not pile up."""
@@ -285,7 +287,9 @@ class Tree:
 
     def trim(self, run: Run) -> None:
         """After residency shrank: pages in no tier do not exist. Unlinks a run without pages."""
-        n = max(run.device_pages, run.host_end)
+        n = run.device_pages
+        if run.host_end > n:
+            n = run.host_end
         if n == run.pages:
             return
         run.pages = n
