@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 from itertools import accumulate
 from typing import cast
-
-import numpy as np
 
 from kvtiers.core.audit import check_structure
 from kvtiers.core.cache import UnifiedRadixCache
@@ -31,10 +28,17 @@ from kvtiers.errors import InvariantViolation, KvtiersError
 from kvtiers.events import Cancel, Copy, HiCacheAck, Lookup
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.testing.simulation.carrier import NO_FAULTS
+from kvtiers.testing.simulation.checks import (
+    check_books,
+    check_content,
+    check_empty,
+    check_nothing_pending,
+)
 from kvtiers.testing.simulation.clock import SimClock
-from kvtiers.testing.simulation.content import ShadowMemory, page_tag, root_tag
+from kvtiers.testing.simulation.content import ShadowMemory
+from kvtiers.testing.simulation.misuse import misuses
 from kvtiers.testing.simulation.probes import Probes
-from kvtiers.testing.simulation.requests import NAMESPACES, Prompts, SimRequest
+from kvtiers.testing.simulation.requests import Prompts, SimRequest
 from kvtiers.testing.simulation.scenario import draw
 from kvtiers.testing.simulation.storage import SimStorage
 from kvtiers.testing.simulation.transfer import SimTransfer
@@ -170,33 +174,10 @@ class Simulation:
 
     def check(self) -> None:
         """What is cheap enough for every step."""
-        self.ledger.check()
-        state, ledger = self.core.state, self.ledger
-        for stack, book in ((state.device, ledger.device), (state.host, ledger.host)):
-            if stack.free != book.free or stack.quarantined != book.quarantined:
-                raise InvariantViolation(
-                    f"{book.tier} has {stack.free} slots free and {stack.quarantined} in "
-                    f"quarantine; the books say {book.free} and {book.quarantined}"
-                )
+        check_books(self.core, self.ledger, len(self.running))
+        for book in (self.ledger.device, self.ledger.host):
             if book.quarantined and book.quarantined == book.capacity_pages:
                 self.probes.hit(f"{book.tier} quarantined to the last free slot")
-        booked = sum(
-            len(book.in_flight_by_op) + len(book.unsettled_by_op) for book in ledger.copies.values()
-        )
-        if booked != len(state.operations):
-            raise InvariantViolation(
-                f"{booked} copies have not ended in the books, {len(state.operations)} in the core"
-            )
-        for purpose, pages in state.pages_in_flight.items():
-            if pages != ledger.copies[purpose].in_flight_pages:
-                raise InvariantViolation(
-                    f"{pages} pages of {purpose} are in flight; the books say "
-                    f"{ledger.copies[purpose].in_flight_pages}"
-                )
-        if len(state.leases) != len(self.running):
-            raise InvariantViolation(
-                f"{len(state.leases)} leases for {len(self.running)} requests that run"
-            )
 
     def check_fully(self) -> None:
         """Structure, recount and content: walks the whole tree."""
@@ -204,33 +185,7 @@ class Simulation:
         differences = self.ledger.audit(self.cache.recount())
         if differences:
             raise InvariantViolation(f"booked minus counted: {differences}")
-        self._check_content()
-
-    def _check_content(self) -> None:
-        """Every slot holds the page it is said to hold."""
-        state = self.core.state
-        page_bytes = self.config.page_tokens * TOKEN_BYTES
-        device, host = self.memory[Tier.DEVICE], self.memory[Tier.HOST]
-        stack = [
-            (run, root_tag(state.tree.namespaces[digest]))
-            for digest, root in state.tree.roots.items()
-            for run in root.children.values()
-        ]
-        while stack:
-            run, tag = stack.pop()
-            chain = []
-            for begin in range(0, run.pages * page_bytes, page_bytes):
-                tag = page_tag(tag, run.key[begin : begin + page_bytes])
-                chain.append(tag)
-            tags = np.array(chain, np.int64)
-            who = f"the run at page {run.start}"
-            device.expect(run.device_slots[: run.device_pages], tags[: run.device_pages], who)
-            host.expect(run.host_slots, tags[run.host_start : run.host_end], who)
-            stack += [(child, tag) for child in run.children.values()]
-        for request in self.running:
-            assert request.lease is not None
-            if not request.lease.load_ops and not request.lease.voided:
-                request.check_slots(device)
+        check_content(self.core.state, self.memory, self.running)
 
     # ------------------------------------------------------------------ copies
 
@@ -551,38 +506,19 @@ class Simulation:
 
     def _misuse(self) -> None:
         """A call that must be refused, and must change nothing."""
-        cache, now = self.cache, self.clock.now
-        lease = self._ended_lease
         running = self._any_running()
-        calls: list[Callable[[], object]] = [
-            lambda: cache.ack(HiCacheAck(1 << 40, 0), now),
-            lambda: cache.cancel_prefetch(1 << 40, now),
-            lambda: cache.unpin(1 << 40, now),
-            lambda: cache.evict(Tier.DEVICE, -1, now),
-            lambda: cache.evict(Tier.STORAGE, 1, now),
-            lambda: cache.flush(Tier.STORAGE, now),
-            lambda: cache.admit(0, b"", NAMESPACES[0], now),
-            lambda: cache.admit(0, b"abc", NAMESPACES[0], now),
-            lambda: cache.admit(0, b"abcd", NAMESPACES[0], now, ticket_id=1 << 40),
-        ]
-        if lease is not None:
-            calls += [
-                lambda: cache.finish(lease, now),
-                lambda: cache.abort(lease, now),
-                lambda: cache.extend(lease, 1, now),
-                lambda: cache.commit(lease, b"abcd", 1, now),
-            ]
-        if running is not None and (live := running.lease) is not None:
-            beyond = live.capacity_tokens + 1
-            calls.append(lambda: cache.commit(live, bytes(4 * beyond), beyond, now))
-            if live.computed_tokens < live.split.prompt:
-                calls += [lambda: cache.finish(live, now), lambda: cache.retract(live, now)]
-        before = cache.recount()
+        calls = misuses(
+            self.cache,
+            self.clock.now,
+            self._ended_lease,
+            None if running is None else running.lease,
+        )
+        before = self.cache.recount()
         try:
             self.rng.choice(calls)()
         except KvtiersError as error:
             self.probes.hit("refused misuse")
-            if cache.recount() != before or self.core.state.facts or self.core.state.orders:
+            if self.cache.recount() != before or self.core.state.facts or self.core.state.orders:
                 raise InvariantViolation(f"a refused call changed something: {error}") from error
         else:
             raise InvariantViolation("a call that makes no sense was not refused")
@@ -604,7 +540,11 @@ class Simulation:
         while len(self.clock):
             self.clock.happen()
         self.check_fully()
-        self._check_at_rest()
+        check_nothing_pending(self.core, self.ledger)
+        for tier in (Tier.DEVICE, Tier.HOST):
+            self.cache.flush(tier, self.clock.now)
+            self._stepped("flush", tier, "at the end")
+        check_empty(self.core)
 
     def _serve(self, request: SimRequest) -> None:
         """Nobody else runs, so it must be admitted, after as many copies as that takes.
@@ -638,32 +578,6 @@ class Simulation:
             self.clock.happen()
         self._compute(request, lease.split.prompt)
         self._leave(request, "finish")
-
-    def _check_at_rest(self) -> None:
-        state = self.core.state
-        problems = {name: count for name, count in self.ledger.open_ends().items() if count}
-        problems |= {
-            "operations": len(state.operations),
-            "locked runs": sum(bool(run.locks) for run in state.tree.walk()),
-            "held runs": sum(
-                bool(run.backup or run.load or run.store) for run in state.tree.walk()
-            ),
-            "locks on roots beyond their own": sum(
-                root.locks != 1 + sum(bool(child.locks) for child in root.children.values())
-                for root in state.tree.roots.values()
-            ),
-        }
-        for tier in (Tier.DEVICE, Tier.HOST):
-            self.cache.flush(tier, self.clock.now)
-            self._stepped("flush", tier, "at the end")
-        problems["slots that a flush does not free"] = (
-            state.device.capacity - state.device.free + state.host.capacity - state.host.free
-        )
-        problems["runs without pages"] = state.tree.run_count
-        problems["roots without runs"] = len(state.tree.roots)
-        left = {name: count for name, count in problems.items() if count}
-        if left:
-            raise InvariantViolation(f"everything has ended, and these are left: {left}")
 
 
 _SHORT = {
