@@ -10,7 +10,7 @@ import pytest
 
 from kvtiers.core import host_tier
 from kvtiers.errors import InvariantViolation
-from kvtiers.testing.simulation import SimClock, Simulation
+from kvtiers.testing.simulation import SimClock, Simulation, runner
 from kvtiers.testing.simulation.__main__ import main
 from kvtiers.testing.simulation.content import ShadowMemory
 from kvtiers.testing.simulation.probes import REQUIRED
@@ -102,6 +102,20 @@ def test_the_command_runs_seeds_until_the_steps_are_made(
     shown = capsys.readouterr().out
     assert "nothing found" in shown
     assert "acked backup whole" in shown
+
+
+def _be_killed(seed: int, steps: int, full_check_every: int) -> None:
+    os._exit(1)
+
+
+def test_a_worker_that_is_killed_is_a_failure_that_names_the_seeds_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "run_seed", _be_killed)
+    total = soak(100, first_seed=7, steps_per_seed=100)
+    assert len(total.failures) == 1
+    assert "killed" in total.failures[0]
+    assert "seeds 7 ran" in total.failures[0]
 
 
 def test_events_happen_in_order_of_time_and_then_of_planning() -> None:

@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
 from kvtiers.testing.simulation.world import Simulation
@@ -74,19 +75,28 @@ def soak(
     total = SoakResult()
     next_seed = first_seed
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        running: set[Future[SeedResult]] = set()
+        running: dict[Future[SeedResult], int] = {}
         while True:
             # Steps of seeds under way are counted as planned, so that none is begun in vain.
             planned = total.steps + len(running) * steps_per_seed
             while not total.failures and planned < total_steps and len(running) < 2 * processes:
-                running.add(pool.submit(run_seed, next_seed, steps_per_seed, full_check_every))
+                work = pool.submit(run_seed, next_seed, steps_per_seed, full_check_every)
+                running[work] = next_seed
                 planned += steps_per_seed
                 next_seed += 1
             if not running:
                 return total
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for each in ended:
-                result = each.result()
+            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                try:
+                    result = each.result()
+                except BrokenProcessPool:
+                    seeds = ", ".join(map(str, running.values()))
+                    total.failures.append(
+                        f"a worker process was killed (by hand, or for memory) while seeds {seeds} "
+                        f"ran; run them alone with --seed N --steps {steps_per_seed}"
+                    )
+                    return total
+                del running[each]
                 total.seeds += 1
                 total.steps += result.steps
                 total.probes += result.probes
