@@ -160,6 +160,20 @@ def test_a_load_that_fails_fails_those_who_rely_on_it_and_nobody_else(bench: Ben
     assert_exact(bench, logits, 1, 3)
 
 
+def test_a_load_is_waited_for_although_another_one_fails(bench: Bench) -> None:
+    bench.loads.failing, bench.loads.slow = {12}, {11}
+    result, logits = bench.run(
+        *chunks_of(
+            bench,
+            lease_1=FakeLease([0, 1, 2], load_ops=(11,)),
+            lease_2=FakeLease([3, 4, 5], load_ops=(12,)),
+        ),
+        load_ops=(11, 12),
+    )
+    assert set(result.failed) == {1}
+    assert_exact(bench, logits, 1, 3)
+
+
 def test_a_failed_load_is_waited_for_once_and_not_in_every_layer(bench: Bench) -> None:
     bench.loads.failing = {12}
     bench.run(bench.chunk(A, FakeLease([0, 1, 2], load_ops=(12,))), load_ops=(12,))

@@ -55,6 +55,21 @@ def test_loads_acknowledged_during_the_pass_are_booked_with_it():
     assert [s.input_tokens for s in bench.reports] == [8]
 
 
+def test_a_load_that_came_too_late_for_the_pass_but_came_fails_no_request():
+    passes = []
+
+    def fail(batch):
+        passes.append(batch)
+        return {0: "the load-back of its prefix did not arrive in time"} if len(passes) == 1 else {}
+
+    bench, request = loading((5,), fail=fail)
+    bench.pumped = [None, None, lambda: setattr(bench.cache.leases[0], "load_ops", ())]
+    bench.run()
+    assert request.outcome is RequestOutcome.LENGTH
+    assert request.output == fake_answer(request.prompt, 3)
+    assert len(bench.cache.leases) == 1, "its attempt goes on"
+
+
 @pytest.mark.parametrize("when", ["before the run", "during the run", "while held"])
 def test_a_voided_attempt_books_nothing_and_the_request_is_admitted_anew(when):
     bench, request = loading((5,))

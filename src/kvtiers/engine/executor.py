@@ -51,8 +51,12 @@ class LoadGate:
         started = time.monotonic()
         pending = [op for op in load_ops if op not in self.missing]
         if pending and not self._wait_layer(pending, layer, self._timeout_seconds):
-            # One of them failed or is late; which one decides who fails.
-            self.missing.update(op for op in pending if not self._wait_layer([op], layer, 0.0))
+            # One of them failed or is late; which one decides who fails. The others may still be
+            # on their way: where one failed at once, nearly all of the time is left for them.
+            for op in pending:
+                left = max(0.0, started + self._timeout_seconds - time.monotonic())
+                if not self._wait_layer([op], layer, left):
+                    self.missing.add(op)
         self.stall_seconds += time.monotonic() - started
 
 

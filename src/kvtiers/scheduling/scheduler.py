@@ -196,13 +196,17 @@ class Scheduler:
             self._changed_late = changed
             return
         repeat = self._growth.repeats(adder, self._clock())
-        result = self._executor.run(adder.build(repeat))
+        batch = adder.build(repeat)
+        loading: set[int] = set()
+        if batch.load_ops:
+            loading = {i for i, chunk in enumerate(batch.chunks) if chunk.lease.load_ops}
+        result = self._executor.run(batch)
         if self._pump():
             self._roster.releases += 1
         if result.stall_seconds > 0:
             self._roster.facts.append((Fact.FORWARD_STALL, result.stall_seconds))
         self._tell_prefill(adder.planned, result)
-        self._settlement.settle(adder.planned, result, self._clock())
+        self._settlement.settle(adder.planned, result, self._clock(), loading)
 
     def _tell_prefill(self, planned: list[tuple[Request, int]], result: BatchResult) -> None:
         """How long the pass took, if it says what prefill costs: nothing else in it, all well."""

@@ -4,7 +4,8 @@ Owns what happens with each chunk of a batch once it has run. It must not know q
 budgets. For each chunk, in order:
 
     the attempt was voided            nothing counts; the request is admitted anew
-    its result is unusable            its loads may be why: anew; else the request fails
+    its result is unusable            its loads failed: anew; they came too late for this pass,
+                                      but came: the chunk runs again; else the request fails
     its loads are not acknowledged    parked: it is in no batch until they are
     else                              committed, booked, and its token, if any, appended
 
@@ -13,6 +14,8 @@ chunk, decode where a page is complete: pages become visible to others at these 
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 from kvtiers.core.interface import Blocked, PrefixCache
 from kvtiers.events import Fact
@@ -63,11 +66,20 @@ class Settlement:
             self._retry(request, now)
         return voided
 
-    def settle(self, planned: list[tuple[Request, int]], result: BatchResult, now: float) -> None:
-        """Settle a batch; `result.results[i]` belongs to `planned[i]`."""
+    def settle(
+        self,
+        planned: list[tuple[Request, int]],
+        result: BatchResult,
+        now: float,
+        loading: Container[int] = (),
+    ) -> None:
+        """Settle a batch; `result.results[i]` belongs to `planned[i]`.
+
+        `loading` holds the indices of those that waited for loads when the pass began.
+        """
         for index, (request, computed) in enumerate(planned):
             if index in result.failed:
-                self._failed(request, result.failed[index], now)
+                self._failed(request, result.failed[index], now, was_loading=index in loading)
             elif request.state is RequestState.PREFILLING:
                 self._settle_prefill(request, computed, result.results[index], now)
             elif result.repeated > 1:
@@ -166,12 +178,12 @@ class Settlement:
 
     # ------------------------------------------------------------------ failures and forks
 
-    def _failed(self, request: Request, message: str, now: float) -> None:
+    def _failed(self, request: Request, message: str, now: float, *, was_loading: bool) -> None:
         lease = request.lease
         assert lease is not None
         if lease.voided or lease.load_ops:
             self._retry(request, now)
-        else:
+        elif not was_loading:
             self._roster.end(request, RequestOutcome.FAILED, now, message=message)
 
     def _retry(self, request: Request, now: float) -> None:
