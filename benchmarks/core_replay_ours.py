@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
@@ -96,10 +97,9 @@ class ThreeTiers(OneTier):
         self.ledger.fold(cache.take_facts())
 
     def _acknowledge(self) -> None:
-        cache = self.cache
-        for order in cache.take_orders():
-            assert isinstance(order, Copy)
-            cache.ack(HiCacheAck(order.op_id, order.pages), 0.0)
+        ack = self.cache.ack
+        for copy in cast("list[Copy]", self.cache.take_orders()):  # no storage, so nothing else
+            ack(HiCacheAck(copy.op_id, copy.pages), 0.0)
 
 
 class ThreeTiersWithGhosts(ThreeTiers):

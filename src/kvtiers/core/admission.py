@@ -263,25 +263,24 @@ class Admission:
         page_tokens = self._config.page_tokens
         prefix = usable * page_tokens
         from_host = (usable - device) * page_tokens if usable > device else 0
-        if ticket is None:
-            device_hit, host_hit, storage_hit = prefix - from_host, from_host, 0
-        else:
-            device_hit, host_hit, storage_hit = split_cached_prefix_by_tier(
-                prefix,
-                from_host,
-                ticket.arrived_pages * page_tokens,
-                ticket.first_page * page_tokens,
-            )
+        computed = len(key) // TOKEN_BYTES - prefix
         missed = self._misses.explain(key, run, usable, path_end, raw, again, ticket, now)
-        if ticket is not None:
-            self._prefetcher.close(
-                ticket,
-                storage_hit,
-                UnfulfilledReason.DEVICE_CAPACITY
-                if again is not None
-                else UnfulfilledReason.CACHE_ADMISSION_SHORTFALL,
-            )
-        return HitSplit(device_hit, host_hit, storage_hit, len(key) // TOKEN_BYTES - prefix, missed)
+        if ticket is None:
+            return HitSplit(prefix - from_host, from_host, 0, computed, missed)
+        hits = split_cached_prefix_by_tier(
+            prefix,
+            from_host,
+            ticket.arrived_pages * page_tokens,
+            ticket.first_page * page_tokens,
+        )
+        self._prefetcher.close(
+            ticket,
+            hits.storage,
+            UnfulfilledReason.DEVICE_CAPACITY
+            if again is not None
+            else UnfulfilledReason.CACHE_ADMISSION_SHORTFALL,
+        )
+        return HitSplit(*hits, computed, missed)
 
     def extend(self, lease: Lease, tokens: int) -> bool:
         lease.require_live()

@@ -94,7 +94,9 @@ class Publication:
                 new = end - page
                 child = tree.add_child(run, key[begin : end * page_bytes], new)
                 child.locks = 1  # `hand_down`, where nothing is listed yet
-                child.device_slots = slots[page - own_from : end - own_from]
+                first_new, end_new = page - own_from, end - own_from
+                whole = not first_new and end_new == len(slots)
+                child.device_slots = slots if whole else slots[first_new:end_new]
                 child.device_pages = new
                 child.uses = 1 if lease.attempt is _FIRST else 0
                 run = child
@@ -141,9 +143,10 @@ class Publication:
         lease.ended = True
         state = self._state
         slots = lease.own_slots
-        forfeited = slots[lease.published_pages - lease.own_from :]
-        if len(forfeited):
-            state.device.give(forfeited)
+        published = lease.published_pages - lease.own_from
+        forfeited = len(slots) - published
+        if forfeited:
+            state.device.give(slots[published:])
         duplicates = 0
         for first, end in lease.duplicates:
             state.device.give(slots[first - lease.own_from : end - lease.own_from])
@@ -160,7 +163,7 @@ class Publication:
                 ended_by,
                 lease.prompt_tokens,
                 lease.booked,
-                len(forfeited),
+                forfeited,
                 duplicates,
             )
         )

@@ -56,11 +56,17 @@ class SlotStack:
 
     def give(self, slots: SlotArray) -> None:
         """Slots nobody uses any more."""
-        self.free = free = self.free + len(slots)
+        count = len(slots)
+        self.free = free = self.free + count
         assert free <= self.capacity, (
-            f"gave back {len(slots)} slots to {free - len(slots)} of {self.capacity} free"
+            f"gave back {count} slots to {free - count} of {self.capacity} free"
         )
-        self._keep(slots)
+        low = self._stacked
+        if count < _LONG and low + count <= _STACK_SLOTS:
+            self._stack[low : low + count] = slots
+            self._stacked = low + count
+        else:
+            self._keep(slots)
 
     def free_slots(self) -> SlotArray:
         """A copy of the free slot numbers, for audits."""
@@ -80,9 +86,11 @@ class SlotStack:
 
     def _gather(self, count: int) -> SlotArray:
         """Take what is stacked, and of what is kept as much as is missing then."""
-        parts = [self._stack[: self._stacked].copy()]
-        count -= self._stacked
-        self._stacked = 0
+        parts = []
+        if self._stacked:
+            parts.append(self._stack[: self._stacked].copy())
+            count -= self._stacked
+            self._stacked = 0
         while count:
             last = self._kept.pop()
             rest = len(last) - count

@@ -236,7 +236,8 @@ class Tree:
         if lower.digests is not None:
             upper.digests = lower.digests[: pages * DIGEST_BYTES]
             lower.digests = lower.digests[pages * DIGEST_BYTES :]
-        _share_operations(upper, lower)
+        if lower.backup or lower.load or lower.store:
+            _share_operations(upper, lower)
         self.run_count += 1
         self.epoch += 1
         return upper

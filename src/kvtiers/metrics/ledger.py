@@ -166,7 +166,8 @@ class Ledger:
         book = self.attempts[attempt]
         book.planned += 1
         book.open += 1
-        book.joined_tokens += joined_tokens
+        if joined_tokens:
+            book.joined_tokens += joined_tokens
         device = self.device
         device.free -= private_pages
         device.private += private_pages
@@ -206,8 +207,10 @@ class Ledger:
         book.booked += 1
         book.open -= 1
         book.device_hit_tokens += device_hit
-        book.host_hit_tokens += host_hit
-        book.storage_hit_tokens += storage_hit
+        if host_hit:
+            book.host_hit_tokens += host_hit
+        if storage_hit:
+            book.storage_hit_tokens += storage_hit
         book.computed_tokens += computed
         missed_tokens = book.missed_tokens
         for reason, tokens in missed:
@@ -242,9 +245,12 @@ class Ledger:
     def _ended(self, fact: FactTuple) -> None:
         _, lease_id, attempt, ended_by, prompt_tokens, booked, forfeited, duplicate = fact
         device = self.device
-        device.private -= forfeited + duplicate
-        device.free += forfeited + duplicate
+        if forfeited:
+            device.private -= forfeited
+            device.free += forfeited
         if duplicate:
+            device.private -= duplicate
+            device.free += duplicate
             device.entered_pages += duplicate
             device.left_pages[_DUPLICATE] += duplicate
         lease = self._leases.pop(lease_id, None)

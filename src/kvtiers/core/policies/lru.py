@@ -6,11 +6,13 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvtiers.core.policies.frontier import Age
     from kvtiers.core.tree import Run
 
 
-class LruFrontier(OrderedDict["Run", None]):
+class LruFrontier:
     """An ordered dictionary used as a linked set.
 
     A plain dict is not one: looking for its first key rescans the holes of deleted ones.
@@ -18,18 +20,32 @@ class LruFrontier(OrderedDict["Run", None]):
 
     counts_uses = False
 
+    def __init__(self) -> None:
+        self._runs: OrderedDict[Run, None] = OrderedDict()
+        self._pop = self._runs.pop
+
     def add(self, run: Run) -> None:
-        self[run] = None
+        self._runs[run] = None
 
     def discard(self, run: Run) -> None:
-        self.pop(run, None)
+        self._pop(run, None)
 
     def age(self, run: Run) -> Age:
         return 0, run.stamp, -run.start
 
     def oldest(self) -> Run | None:
-        for run in self:
+        for run in self._runs:
             return run
         return None
 
-    __hash__ = None  # type: ignore[assignment]
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def __reversed__(self) -> Iterator[Run]:
+        return reversed(self._runs)
+
+    def __contains__(self, run: object) -> bool:
+        return run in self._runs
+
+    def __len__(self) -> int:
+        return len(self._runs)

@@ -27,6 +27,8 @@ class EvictionOrder:
         self.counts_uses = frontier.counts_uses
         self.add = frontier.add
         self.age = frontier.age
+        self._discard_released = frontier.discard
+        self._oldest_released = frontier.oldest
         self._released = frontier
         self._entered: list[Run] = []
 
@@ -36,14 +38,14 @@ class EvictionOrder:
 
     def discard(self, run: Run) -> None:
         """The run is leased or gone; no matter whether it was in here."""
-        self._released.discard(run)
+        self._discard_released(run)
         if self._entered:
             place = self._find(run)
             if place is not None:
                 del self._entered[place]
 
     def oldest(self) -> Run | None:
-        released = self._released.oldest()
+        released = self._oldest_released()
         if not self._entered:
             return released
         entered = self._entered[0]
