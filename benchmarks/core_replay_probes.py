@@ -154,14 +154,15 @@ def sizes(prompts: list[Tokens]) -> dict[str, float]:
     state = adapter.cache.state
     runs = list(state.tree.walk())
     cached = sum(run.pages for run in runs)
-    keys = sum(len(run.key) for run in runs)
+    sources = {id(run.source): len(run.source) for run in runs}
+    keys = sum(sources.values())
     slots = sum(run.device_slots.nbytes + run.host_slots.nbytes for run in runs)
     objects = sum(
         sys.getsizeof(run)
         + sys.getsizeof(run.children)
         + sum(map(sys.getsizeof, run.children))
-        + sys.getsizeof(run.key)
-        - len(run.key)
+        + sys.getsizeof(run.source)
+        - len(run.source)
         + _header_bytes(run.device_slots)
         + _header_bytes(run.host_slots)
         for run in runs

@@ -214,9 +214,9 @@ class Hybrid:
         run = match.run
         if run.parent is not None and match.pages_in_run < run.pages:
             run = tree.split(run, match.pages_in_run)
-        if match.pages * tree.page_bytes < len(key):
-            rest = key[match.pages * tree.page_bytes :]
-            run = tree.add_child(run, rest, len(rest) // tree.page_bytes)
+        pages = len(key) // tree.page_bytes
+        if match.pages < pages:
+            run = tree.add_child(run, key, pages - match.pages)
             run.device_pages = run.pages
             run.device_slots = np.zeros(run.pages, np.int32)
         path = run.path()

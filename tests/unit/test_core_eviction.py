@@ -107,7 +107,7 @@ def test_lfu_keeps_what_was_used_more_often_although_longer_ago() -> None:
 @pytest.mark.parametrize("name", sorted(FRONTIERS))
 def test_an_order_gives_its_oldest_first_whatever_way_a_run_came_in(name: str) -> None:
     order = new_order(name)
-    runs = [Run(b"", None, 0, 1) for _ in range(6)]
+    runs = [Run(b"", 0, 4, None, 0, 1) for _ in range(6)]
     for stamp, run in enumerate(runs):
         run.stamp = stamp
     for stamp in (0, 2, 4):
@@ -129,7 +129,7 @@ def test_an_order_gives_its_oldest_first_whatever_way_a_run_came_in(name: str) -
 
 def test_of_runs_released_together_the_deeper_is_the_older() -> None:
     order = new_order("lru")
-    upper, lower = Run(b"", None, 0, 2), Run(b"", None, 2, 2)
+    upper, lower = Run(b"", 0, 4, None, 0, 2), Run(b"", 0, 4, None, 2, 2)
     order.add(lower)
     order.enter(upper)
     assert list(order) == [lower, upper]

@@ -154,7 +154,8 @@ def _check_run(state: CacheState, run: Run) -> None:
     _require(n > 0, f"{where}: empty")
     _require(run.parent.children.get(run.key[:page_bytes]) is run, f"{where}: not its parent's")
     _require(run.start == run.parent.end, f"{where}: does not begin where its parent ends")
-    _require(len(run.key) >= n * page_bytes, f"{where}: key too short")
+    _require(len(run.key) == n * page_bytes, f"{where}: not its tokens")
+    _require(len(run.source) <= 2 * n * page_bytes, f"{where}: keeps too large a prompt")
     _require(0 <= device <= n and 0 <= start <= end <= n, f"{where}: out of bounds")
     _require(len(run.host_slots) == end - start, f"{where}: {len(run.host_slots)} host slots")
     filled = n if run.load is not None else device

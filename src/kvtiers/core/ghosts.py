@@ -80,9 +80,7 @@ class Ghosts:
         if run.digests is None:
             seed = self._digest_at(run.parent, run.parent.pages)
             page_bytes = self._tree.page_bytes
-            run.digests = page_digests(
-                seed, run.key[: run.pages * page_bytes], page_bytes, DIGEST_BYTES
-            )
+            run.digests = page_digests(seed, run.key, page_bytes, DIGEST_BYTES)
         return run.digests
 
     def _digest_at(self, run: Run, pages: int) -> bytes:

@@ -288,7 +288,7 @@ class Prefetcher:
             if match.pages_in_run < run.pages:
                 run = state.split(run, match.pages_in_run)
             pages = end - match.pages
-            run = tree.add_child(run, ticket.key[match.pages * tree.page_bytes : end_byte], pages)
+            run = tree.add_child(run, ticket.key, pages)
             state.lock(run)
             run.host_slots = slots[known:]
             run.host_end = pages

@@ -92,7 +92,7 @@ class Publication:
             child = run.children.get(key[begin : begin + page_bytes])
             if child is None:
                 new = end - page
-                child = tree.add_child(run, key[begin : end * page_bytes], new)
+                child = tree.add_child(run, key, new)
                 child.locks = 1  # `hand_down`, where nothing is listed yet
                 first_new, end_new = page - own_from, end - own_from
                 whole = not first_new and end_new == len(slots)
@@ -104,7 +104,7 @@ class Publication:
                 break
             if child.load is not None:
                 break
-            shared = min(tree.common_pages(child.key, key, begin), child.pages, end - page)
+            shared = min(tree.common_pages(child, key, begin), end - page)
             if shared < child.pages:
                 child = state.split(child, shared)
             state.hand_down(run, child)

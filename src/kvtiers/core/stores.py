@@ -141,7 +141,7 @@ class Stores:
         page_bytes = state.tree.page_bytes
         path = run.path()
         root = path[0].parent
-        path_key = b"".join(each.key[: each.pages * page_bytes] for each in path)
+        path_key = b"".join(each.key for each in path)
         state.register(operation)
         state.orders.append(
             Copy(

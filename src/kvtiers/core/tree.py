@@ -1,6 +1,6 @@
 """The compressed radix tree: runs of pages below one root per namespace. Structure only.
 
-A run is a stretch of pages without a branch. It owns its key and one slot array per tier:
+A run is a stretch of pages without a branch. It has its tokens and one slot array per tier:
 
     page of the run   0        hs      d            he = n
     device slots      |------------------|
@@ -10,10 +10,14 @@ A run is a stretch of pages without a branch. It owns its key and one slot array
     no hole:   d == n  or  (hs <= d and he == n)
     a page in no tier does not exist:  n == max(d, he)
 
-so matching, splitting and trimming cost O(1) per run, never per page. Tokens are compared
-(`startswith`, a memcmp without a copy), never only hashed. A split makes the *upper* half the new
-object; the lower half keeps its identity, so whoever names a page range on the path of a run
-(`Operation`) is not disturbed by it.
+so matching, splitting and trimming cost O(1) per run, never per page. A split makes the *upper*
+half the new object; the lower half keeps its identity, so whoever names a page range on the path of
+a run (`Operation`) is not disturbed by it.
+
+Tokens are compared (`startswith`, a memcmp without a copy), never only hashed. They lie inside the
+prompt that brought them, as long as that is at most twice as large: copying each prompt into the
+tree was a sixth of the whole cache work, and most are never asked for again. A run that is asked
+for again gets bytes of its own at its first whole match.
 
 This file knows nothing of leases, recency or policies beyond carrying their per-run integers.
 """
@@ -24,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtiers.types import Namespace, SlotArray
+from kvtiers.types import TOKEN_BYTES, Namespace, SlotArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,11 +56,13 @@ class Run:
         "host_end",  # he
         "host_slots",  # he - hs slots
         "host_start",  # hs
-        "key",  # at least n pages of int32 tokens (trimming does not copy it)
         "load",  # the operation that copies pages [d, n) to device, or None
         "locks",  # own leases + locked children
+        "page_bytes",
         "pages",  # n
         "parent",
+        "source",  # bytes in which its n pages of int32 tokens lie; of a root, its namespace
+        "source_from",  # where in there they begin
         "stamp",  # when the run was last released: larger is younger
         "start",  # pages between the root and this run
         "store",  # the operation that stores pages of this run, or None
@@ -65,8 +71,18 @@ class Run:
         "uses",  # distinct requests that used it, where the policy asks
     )
 
-    def __init__(self, key: bytes, parent: Run | None, start: int, pages: int) -> None:
-        self.key = key
+    def __init__(
+        self,
+        source: bytes,
+        source_from: int,
+        page_bytes: int,
+        parent: Run | None,
+        start: int,
+        pages: int,
+    ) -> None:
+        self.source = source
+        self.source_from = source_from
+        self.page_bytes = page_bytes
         self.parent: Run = parent  # type: ignore[assignment]  # only a root has none
         self.start = start
         self.pages = pages
@@ -86,6 +102,14 @@ class Run:
         self.copy_failed = False
         self.store_failed = False
         self.digests: bytes | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The run's tokens as int32 bytes; of a root, the digest of its namespace."""
+        if self.parent is None:
+            return self.source
+        begin = self.source_from
+        return self.source[begin : begin + self.pages * self.page_bytes]
 
     @property
     def end(self) -> int:
@@ -136,13 +160,17 @@ class Tree:
         """The root of a namespace; made when first asked for. A root is locked for ever."""
         root = self.roots.get(namespace.digest)
         if root is None:
-            root = self.roots[namespace.digest] = Run(namespace.digest, None, 0, 0)
+            root = Run(namespace.digest, 0, self.page_bytes, None, 0, 0)
+            self.roots[namespace.digest] = root
             root.locks = 1
             self.namespaces[namespace.digest] = namespace
         return root
 
     def match(self, root: Run, key: bytes, end: int) -> Match:
-        """The longest prefix of `key[:end]` (whole pages) in the tree. Changes nothing."""
+        """The longest prefix of `key[:end]` (whole pages) in the tree.
+
+        Changes nothing but where a run's tokens lie: its first whole match gives it its own.
+        """
         page_bytes = self.page_bytes
         run = root
         position = device = pages = in_run = 0
@@ -151,15 +179,28 @@ class Tree:
             if child is None:
                 break
             n = child.pages
-            run_key, run_bytes = child.key, n * page_bytes
-            if len(run_key) > run_bytes:
-                run_key = run_key[:run_bytes]  # it was trimmed
-            if run_bytes <= end - position and key.startswith(run_key, position):
+            run_bytes, rest = n * page_bytes, end - position
+            source = child.source
+            if run_bytes > rest:
+                is_whole = False
+            elif len(source) == run_bytes:
+                is_whole = key.startswith(source, position)
+            else:
+                # Prompts that part within the run differ in its last page: no need to copy them.
+                begin = child.source_from
+                last = run_bytes - page_bytes
+                is_whole = source.startswith(
+                    key[position + last : position + run_bytes], begin + last
+                )
+                if is_whole:
+                    own = key[position : position + run_bytes]
+                    is_whole = source.startswith(own, begin)
+                    if is_whole:
+                        child.source, child.source_from = own, 0
+            if is_whole:
                 in_run = n
             else:
-                in_run = min(
-                    self.common_pages(run_key, key, position), (end - position) // page_bytes
-                )
+                in_run = min(self.common_pages(child, key, position), rest // page_bytes)
             if device == pages:
                 on_device = child.device_pages
                 device += on_device if on_device < in_run else in_run
@@ -170,10 +211,10 @@ class Tree:
                 break
         return Match(run, in_run, pages, device)
 
-    def common_pages(self, run_key: bytes, key: bytes, offset: int) -> int:
-        """Whole pages that `run_key` and `key[offset:]` share."""
-        count = min(len(run_key), len(key) - offset) // 4
-        ours = np.frombuffer(run_key, np.int32, count)
+    def common_pages(self, run: Run, key: bytes, offset: int) -> int:
+        """Whole pages that a run and `key[offset:]` share."""
+        count = min(run.pages * self.page_bytes, len(key) - offset) // TOKEN_BYTES
+        ours = np.frombuffer(run.source, np.int32, count, run.source_from)
         theirs = np.frombuffer(key, np.int32, count, offset)
         low, stride = 0, _FIRST_STRIDE
         while low < count:
@@ -186,9 +227,16 @@ class Tree:
         return count // self.page_tokens
 
     def add_child(self, parent: Run, key: bytes, pages: int) -> Run:
-        """A new run of `pages` pages below `parent`; the caller fills in its residency."""
-        child = Run(key, parent, parent.start + parent.pages, pages)
-        parent.children[key[: self.page_bytes]] = child
+        """A new run below `parent`: the next `pages` pages of the prompt `key` on its path.
+
+        The caller fills in its residency.
+        """
+        page_bytes = self.page_bytes
+        start = parent.start + parent.pages
+        begin = start * page_bytes
+        source, source_from = _part(key, begin, pages * page_bytes)
+        child = Run(source, source_from, page_bytes, parent, start, pages)
+        parent.children[key[begin : begin + page_bytes]] = child
         self.run_count += 1
         self.epoch += 1
         return child
@@ -196,13 +244,14 @@ class Tree:
     def split(self, lower: Run, pages: int) -> Run:
         """Cut `lower` after `pages` pages; returns the new upper half, which has its parent."""
         page_bytes = self.page_bytes
-        cut = pages * page_bytes
-        key = lower.key
+        source, begin = lower.source, lower.source_from
+        cut = begin + pages * page_bytes
         parent = lower.parent
-        upper = Run(key[:cut], parent, lower.start, pages)
-        parent.children[key[:page_bytes]] = upper
-        upper.children = {key[cut : cut + page_bytes]: lower}
-        lower.key = key[cut:]
+        upper = Run(*_part(source, begin, cut - begin), page_bytes, parent, lower.start, pages)
+        parent.children[source[begin : begin + page_bytes]] = upper
+        upper.children = {source[cut : cut + page_bytes]: lower}
+        lower_bytes = (lower.pages - pages) * page_bytes
+        lower.source, lower.source_from = _part(source, cut, lower_bytes)
         lower.parent = upper
         lower.start += pages
         lower.pages -= pages
@@ -244,13 +293,12 @@ class Tree:
 
     def join(self, upper: Run, lower: Run) -> None:
         """Make `upper` and its only child `lower` one run again; `lower` keeps its identity."""
-        page_bytes = self.page_bytes
         n = upper.pages
         parent = upper.parent
-        lower.key = upper.key[: n * page_bytes] + lower.key[: lower.pages * page_bytes]
+        lower.source, lower.source_from = upper.key + lower.key, 0
         lower.parent = parent
         lower.start = upper.start
-        parent.children[lower.key[:page_bytes]] = lower
+        parent.children[lower.source[: self.page_bytes]] = lower
         lower.device_slots = np.concatenate((upper.device_slots, lower.device_slots))
         lower.device_pages += upper.device_pages
         if upper.host_end > upper.host_start:
@@ -273,7 +321,8 @@ class Tree:
     def unlink(self, run: Run) -> None:
         """Take a run without pages out of the tree, and its root if that has become empty."""
         parent = run.parent
-        del parent.children[run.key[: self.page_bytes]]
+        begin = run.source_from
+        del parent.children[run.source[begin : begin + self.page_bytes]]
         self.run_count -= 1
         self.epoch += 1
         if parent.parent is None:
@@ -281,9 +330,11 @@ class Tree:
 
     def drop_empty_root(self, root: Run) -> None:
         """Forget a root that has neither children nor leases, so that namespaces do not pile up."""
-        if root.parent is None and not root.children and root.locks == 1 and root.key in self.roots:
-            del self.roots[root.key]
-            del self.namespaces[root.key]
+        if root.parent is not None or root.children or root.locks > 1:
+            return
+        if self.roots.get(root.source) is root:
+            del self.roots[root.source]
+            del self.namespaces[root.source]
             self.epoch += 1
 
     def trim(self, run: Run) -> None:
@@ -301,9 +352,7 @@ class Tree:
             return
         if run.digests is not None:
             run.digests = run.digests[: n * DIGEST_BYTES]
-        # Key bytes past the end are harmless; give them back when they are most of the key.
-        if len(run.key) > 2 * n * self.page_bytes:
-            run.key = run.key[: n * self.page_bytes]
+        run.source, run.source_from = _part(run.source, run.source_from, n * self.page_bytes)
 
     def walk(self) -> Iterator[Run]:
         """Every run, parents before children."""
@@ -312,6 +361,13 @@ class Tree:
             run = stack.pop()
             yield run
             stack.extend(run.children.values())
+
+
+def _part(source: bytes, begin: int, size_bytes: int) -> tuple[bytes, int]:
+    """Bytes that `source[begin : begin + size_bytes]` lies in, and where; at most twice as many."""
+    if len(source) <= 2 * size_bytes:
+        return source, begin
+    return source[begin : begin + size_bytes], 0
 
 
 def _share_operations(upper: Run, lower: Run) -> None:
