@@ -14,6 +14,7 @@ from kvtiers.engine.executor import TorchExecutor
 from kvtiers.engine.pools import KvPools
 from kvtiers.engine.served_model import ServedModel
 from kvtiers.scheduling.executor import Batch, BatchResult, Chunk, SamplingParams
+from kvtiers.scheduling.growing_key import GrowingKey
 from kvtiers.testing.tiny_models import tiny_model
 
 # A second OpenMP thread beside a busy process makes everything many times slower.
@@ -83,7 +84,7 @@ class Bench:
         return Chunk(
             request_id,
             lease,  # type: ignore[arg-type]
-            np.asarray(tokens, "<i4").tobytes(),
+            GrowingKey(np.asarray(tokens, "<i4").tobytes()),
             start,
             (len(tokens) if end is None else end) - start,
             sample,

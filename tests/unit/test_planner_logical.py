@@ -1,5 +1,7 @@
 """Logical replay: the real cache on a made-up trace finds exactly what the curve says."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvtiers.errors import ConfigError
@@ -105,3 +107,20 @@ def test_a_next_turn_begins_with_the_tokens_of_the_turn_before() -> None:
             compared += 1
         last[request.chat_id] = (number, request)
     assert compared
+
+
+@pytest.mark.parametrize("case", ["outputs not named", "outputs named", "whole blocks only"])
+def test_prompt_and_output_are_the_two_parts_of_a_sequence(case: str) -> None:
+    requests = list(synthesise(SynthesisSpec(60, seed=3)))
+    if case != "outputs named":
+        requests = [replace(r, output_block_ids=None) for r in requests]
+    if case == "whole blocks only":
+        requests = [
+            replace(r, block_ids=r.block_ids[: r.input_tokens // r.block_tokens]) for r in requests
+        ]
+    keys = PromptKeys(TraceColumns.load(requests))
+    for number, request in enumerate(requests):
+        tokens = keys.sequence(number)
+        assert keys.prompt(number) == tokens[: request.input_tokens].tobytes()
+        assert keys.output(number) == tokens[request.input_tokens :].tolist()
+        assert keys.output_tokens(number) == max(1, request.output_tokens)

@@ -52,6 +52,17 @@ def test_a_request_counts_prompt_and_output_apart():
     assert (request.first_token_at, request.last_token_at) == (11.0, 12.0)
 
 
+def test_a_key_that_was_handed_out_does_not_grow_and_the_next_one_begins_with_it():
+    request = a_request()
+    before = request.key
+    request.append(7, now=11.0)
+    request.append_all([8, 2**31 - 1], now=12.0)
+    assert before == token_key([1, 2, 3])
+    assert request.key == token_key([1, 2, 3, 7, 8, 2**31 - 1])
+    request.append(9, now=13.0)
+    assert request.key == token_key([1, 2, 3, 7, 8, 2**31 - 1, 9])
+
+
 def test_the_last_token_of_an_answer_needs_no_position():
     assert a_request(max_tokens=4).final_tokens == 6
     assert a_request(max_tokens=1).final_tokens == 3

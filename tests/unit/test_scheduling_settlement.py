@@ -286,11 +286,15 @@ def test_first_token_and_decode_times_are_told_per_step():
 
 def test_repeated_decode_tells_each_token_with_its_share_of_the_time():
     bench = Bench(step_seconds=0.5, repeat_max=10)
-    bench.request(4, max_tokens=5)
-    outputs = bench.run()
+    request = bench.request(4, max_tokens=5)
+    first, rest = bench.run()
     assert bench.of(Fact.DECODED) == [(Fact.DECODED, 4, 0.5)]
-    assert len(outputs) == 5
-    assert [o.outcome for o in outputs] == [None] * 4 + [RequestOutcome.LENGTH]
+    assert [first.outcome, rest.outcome] == [None, RequestOutcome.LENGTH]
+    assert first.token is not None
+    assert rest.token is not None
+    told = [*first.earlier, first.token.token, *rest.earlier, rest.token.token]
+    assert told == request.output
+    assert len(told) == 5
 
 
 def test_a_pass_that_only_computes_prompts_tells_what_it_took():

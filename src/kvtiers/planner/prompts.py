@@ -42,16 +42,37 @@ class PromptKeys:
 
     def logical(self, request: int) -> bytes:
         """The prompt with one token per block, the partial last one included."""
-        starts = self._columns.starts
-        return self._prompt_ids[starts[request] : starts[request + 1]].tobytes()
+        return self._blocks(request).tobytes()
+
+    def prompt(self, request: int) -> bytes:
+        """The prompt, every token of it, as the cache's key."""
+        prompt = int(self._columns.input_tokens[request])
+        if self._columns.output_starts is not None:
+            return self.sequence(request)[:prompt].tobytes()
+        named = np.repeat(self._blocks(request), self._columns.block_tokens)
+        if len(named) < prompt:
+            return self.sequence(request)[:prompt].tobytes()
+        return named[:prompt].tobytes()
+
+    def output(self, request: int) -> list[int]:
+        """The tokens of the answer; an output of no token gets one, which ends it."""
+        if self._columns.output_starts is not None:
+            prompt = int(self._columns.input_tokens[request])
+            tokens: list[int] = self.sequence(request)[prompt:].tolist()
+            return tokens
+        return [_FILLER_FROM + request] * self.output_tokens(request)
+
+    def output_tokens(self, request: int) -> int:
+        """How many tokens the answer has: at least one."""
+        return max(1, int(self._columns.output_tokens[request]))
 
     def sequence(self, request: int) -> Tokens:
-        """Every token of prompt and output; an output of no token gets one, which ends it."""
+        """Every token of prompt and output."""
         columns = self._columns
         size = columns.block_tokens
         prompt = int(columns.input_tokens[request])
-        length = prompt + max(1, int(columns.output_tokens[request]))
-        blocks = self._prompt_ids[columns.starts[request] : columns.starts[request + 1]]
+        length = prompt + self.output_tokens(request)
+        blocks = self._blocks(request)
         if columns.output_starts is not None:
             first, last = columns.output_starts[request : request + 2]
             if last > first:
@@ -63,3 +84,7 @@ class PromptKeys:
             named = named[:prompt]
         tokens[: len(named)] = named
         return tokens
+
+    def _blocks(self, request: int) -> Tokens:
+        starts = self._columns.starts
+        return self._prompt_ids[starts[request] : starts[request + 1]]

@@ -168,7 +168,7 @@ class _Replay:
             self.clock,
             machine.cost,
             self.transfer,
-            sequence_of=self.keys.sequence,
+            output_of=self.keys.output,
             next_event=self._next_outside_event,
         )
         self.scheduler = Scheduler(
@@ -235,13 +235,11 @@ class _Replay:
         while self.next_request < len(self.arrivals) and self.arrivals[self.next_request] <= now:
             number = self.next_request
             self.next_request += 1
-            sequence = self.keys.sequence(number)
-            prompt_tokens = int(self.columns.input_tokens[number])
-            output_tokens = len(sequence) - prompt_tokens
+            output_tokens = self.keys.output_tokens(number)
             self.scheduler.add(
                 Request(
                     number,
-                    sequence[:prompt_tokens].tobytes(),
+                    self.keys.prompt(number),
                     SamplingParams(max_tokens=output_tokens, ignore_eos=True),
                     self.namespace,
                     self.arrivals[number],

@@ -1,7 +1,7 @@
 """The executor of a replay: a forward pass is so many seconds of virtual time.
 
-Owns how long a batch takes. Tokens come from the trace (`PromptKeys.sequence`), so that a next
-turn finds its own history. Layers run one after another, and a layer that is still being loaded
+Owns how long a batch takes. Tokens come from the trace (`PromptKeys.output`), so that a next turn
+finds its own history. Layers run one after another, and a layer that is still being loaded
 holds up those after it: load-back overlaps with compute exactly as far as the port allows.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvtiers.planner.machines import StepCost
-from kvtiers.planner.prompts import Tokens
 from kvtiers.planner.virtual_clock import VirtualClock
 from kvtiers.scheduling.executor import Batch, BatchResult, TokenResult
 from kvtiers.transfer.virtual import VirtualTransfer
@@ -19,9 +18,9 @@ from kvtiers.transfer.virtual import VirtualTransfer
 class VirtualExecutor:
     """Runs batches in virtual time.
 
-    `sequence_of(request_id)` are all tokens of a request, prompt and output. `next_event()` is
-    when something else happens, or infinity; a run of repeated decode steps ends there, so that
-    nobody waits for the whole of it.
+    `output_of(request_id)` are all tokens of a request's answer. `next_event()` is when something
+    else happens, or infinity; a run of repeated decode steps ends there, so that nobody waits for
+    the whole of it.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class VirtualExecutor:
         clock: VirtualClock,
         cost: StepCost,
         transfer: VirtualTransfer | None,
-        sequence_of: Callable[[int], Tokens],
+        output_of: Callable[[int], list[int]],
         next_event: Callable[[], float],
     ) -> None:
         self.batches = 0
@@ -40,58 +39,69 @@ class VirtualExecutor:
         self._clock = clock
         self._cost = cost
         self._transfer = transfer
-        self._sequence_of = sequence_of
+        self._output_of = output_of
         self._next_event = next_event
-        self._sequences: dict[int, Tokens] = {}  # of requests that have made a token
+        # of requests that have made a token: the answer's tokens, as numbers and as results
+        self._answers: dict[int, tuple[list[int], list[TokenResult]]] = {}
 
     def run(self, batch: Batch) -> BatchResult:
         """Let the time of the batch pass; every sampling chunk gets the trace's next token."""
         tokens = pairs = context = 0
         prefills = False
         for chunk in batch.chunks:
-            prefills = prefills or chunk.tokens > 1 or chunk.output_index == 0
-            tokens += chunk.tokens
-            pairs += chunk.tokens * (2 * chunk.start + chunk.tokens)
-            context += chunk.start
+            start, computed = chunk.start, chunk.tokens
+            tokens += computed
+            pairs += computed * (2 * start + computed)
+            context += start
+            if computed > 1 or chunk.output_index == 0:
+                prefills = True
         seconds = self._cost.seconds(tokens, pairs / 2, context)
         steps = 1
         if batch.repeat > 1:
             steps, seconds = self._repeat(batch, tokens, pairs / 2, context)
-        start = self._clock()
-        end = self._end_with_loads(batch, start, seconds)
+        start_time = self._clock()
+        end = self._end_with_loads(batch, start_time, seconds)
         self._clock.advance_to(end)
         self.batches += steps
         self.busy_seconds += seconds
         if prefills:
             self.prefill_seconds += seconds
-        stall = max(0.0, end - start - seconds)
+        stall = max(0.0, end - start_time - seconds)
         self.stall_seconds += stall
 
+        answers = self._answers
         results: list[TokenResult | None] = []
         earlier: list[list[int]] = []
         for chunk in batch.chunks:
             if not chunk.sample:
                 results.append(None)
                 continue
-            first = chunk.start + chunk.tokens
-            sequence = self._sequences.get(chunk.request_id)
-            if sequence is None:
-                sequence = self._sequences[chunk.request_id] = self._sequence_of(chunk.request_id)
-            made = sequence[first : first + steps].tolist()
-            results.append(TokenResult(made.pop()))
-            earlier.append(made)
-        return BatchResult(results, {}, stall, end - start, steps, earlier)
+            index = chunk.output_index
+            answer = answers.get(chunk.request_id) or self._begin_answer(chunk.request_id)
+            results.append(answer[1][index + steps - 1])
+            if steps > 1:
+                earlier.append(answer[0][index : index + steps - 1])
+        return BatchResult(results, {}, stall, end - start_time, steps, earlier)
 
     def forget(self, request_id: int) -> None:
         """A request has ended."""
-        self._sequences.pop(request_id, None)
+        self._answers.pop(request_id, None)
+
+    def _begin_answer(self, request_id: int) -> tuple[list[int], list[TokenResult]]:
+        tokens = self._output_of(request_id)
+        made = {token: TokenResult(token) for token in set(tokens)}  # a block's are all the same
+        answer = tokens, [made[token] for token in tokens]
+        self._answers[request_id] = answer
+        return answer
 
     def _repeat(self, batch: Batch, tokens: int, pairs: float, context: int) -> tuple[int, float]:
         """How many decode steps until something else happens, and how long they take together."""
         horizon = self._next_event() - self._clock()
+        seconds = self._cost.seconds
         total = 0.0
         for step in range(batch.repeat):
-            total += self._cost.seconds(tokens, pairs + step * tokens, context + step * tokens)
+            further = step * tokens
+            total += seconds(tokens, pairs + further, context + further)
             if total >= horizon:
                 return step + 1, total
         return batch.repeat, total

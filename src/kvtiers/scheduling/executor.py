@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvtiers.core.interface import LeaseView
+from kvtiers.scheduling.growing_key import GrowingKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive positions of one sequence in one forward pass.
 
     The pass computes positions `[start, start + tokens)`; their token ids are
@@ -34,14 +34,20 @@ class Chunk:
     position's logits choose the next token.
     """
 
+    # a named tuple, as is `TokenResult`: there is one for every token of every answer
     request_id: int
     lease: LeaseView
-    key: bytes
+    sequence: GrowingKey
     start: int
     tokens: int
     sample: bool
     params: SamplingParams
     output_index: int  # how many tokens the sequence has produced so far (for seeded sampling)
+
+    @property
+    def key(self) -> bytes:
+        """Prompt and output so far; joined only for those who ask."""
+        return self.sequence.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +71,7 @@ class Batch:
         return sum(chunk.tokens for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenResult:
+class TokenResult(NamedTuple):
     """The chosen token of a chunk with `sample`; log probabilities where they were asked for."""
 
     token: int

@@ -117,7 +117,7 @@ class PrefillAdder:
                 Chunk(
                     request.request_id,
                     lease,
-                    request.key,
+                    request.sequence,
                     start,
                     taken,
                     start + taken == request.tokens,

@@ -22,6 +22,7 @@ from enum import StrEnum
 from kvtiers.core.interface import LeaseView
 from kvtiers.errors import InvalidRequest, InvalidTokens, ProtocolError
 from kvtiers.scheduling.executor import SamplingParams
+from kvtiers.scheduling.growing_key import GrowingKey
 from kvtiers.types import TOKEN_BYTES, Attempt, HitSplit, Namespace, RequestOutcome
 
 
@@ -69,8 +70,8 @@ class Request:
     group: int | None = None
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
-    key: bytes = field(init=False, repr=False)
     output: list[int] = field(default_factory=list, init=False)
+    sequence: GrowingKey = field(init=False, repr=False)
     tokens: int = field(init=False)
     """Prompt and output so far."""
     final_tokens: int = field(init=False)
@@ -105,9 +106,14 @@ class Request:
                 f"request {self.request_id} asks for {self.params.max_tokens} tokens; the "
                 "smallest answer has 1 token"
             )
-        self.key = self.prompt
+        self.sequence = GrowingKey(self.prompt, self.output)
         self.tokens = self.prompt_tokens
         self.final_tokens = self.tokens + self.params.max_tokens - 1
+
+    @property
+    def key(self) -> bytes:
+        """int32 bytes of the prompt and of the output so far."""
+        return self.sequence.key
 
     @property
     def prompt_tokens(self) -> int:
@@ -155,16 +161,14 @@ class Request:
     def append(self, token: int, now: float) -> None:
         """One more token of the answer."""
         self.output.append(token)
-        self.key += token.to_bytes(TOKEN_BYTES, "little")
         self.tokens += 1
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
 
     def append_all(self, tokens: Sequence[int], now: float) -> None:
-        """Further tokens of the answer. The key is copied once, however many they are."""
+        """Further tokens of the answer."""
         self.output.extend(tokens)
-        self.key += b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in tokens])
         self.tokens += len(tokens)
         self.last_token_at = now
 

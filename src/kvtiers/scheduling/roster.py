@@ -11,6 +11,7 @@ ends says so once, by one REQUEST_ENDED fact.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvtiers.core.interface import LeaseView, PrefixCache
@@ -26,12 +27,16 @@ from kvtiers.types import Attempt, RequestOutcome
 
 
 class StepOutput(NamedTuple):
-    """What one step did for one request: a token, its end, or both."""
+    """What one step did for one request: a token, its end, or both.
+
+    `earlier` are tokens that the same step made before `token` (`Batch.repeat`); never an end.
+    """
 
     request: Request
     token: TokenResult | None = None
     outcome: RequestOutcome | None = None
     message: str = ""
+    earlier: Sequence[int] = ()
 
 
 _KEEPS_PAGES = frozenset({RequestOutcome.STOP, RequestOutcome.LENGTH, RequestOutcome.DEADLINE})
@@ -171,6 +176,7 @@ class Roster:
         *,
         message: str = "",
         token: TokenResult | None = None,
+        earlier: Sequence[int] = (),
     ) -> None:
         """A request leaves, whatever its state; its lease or its prefetch is given back."""
         if request.lease is not None:
@@ -183,7 +189,7 @@ class Roster:
         self.waiting.forget(request)
         del self.live[request.request_id]
         self._tell_end(request, outcome, now)
-        self.outputs.append(StepOutput(request, token, outcome, message))
+        self.outputs.append(StepOutput(request, token, outcome, message, earlier))
         heir = self.groups.leave(request)
         if heir is not None:
             self._queue_first(heir, now)

@@ -15,7 +15,7 @@ chunk, decode where a page is complete: pages become visible to others at these 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from kvtiers.core.interface import Blocked, PrefixCache
 from kvtiers.events import Fact
@@ -77,15 +77,17 @@ class Settlement:
 
         `loading` holds the indices of those that waited for loads when the pass began.
         """
+        prefilling = RequestState.PREFILLING
+        results, failed = result.results, result.failed
         for index, (request, computed) in enumerate(planned):
-            if index in result.failed:
-                self._failed(request, result.failed[index], now, was_loading=index in loading)
-            elif request.state is RequestState.PREFILLING:
-                self._settle_prefill(request, computed, result.results[index], now)
+            if index in failed:
+                self._failed(request, failed[index], now, was_loading=index in loading)
+            elif request.state is prefilling:
+                self._settle_prefill(request, computed, results[index], now)
             elif result.repeated > 1:
                 self._settle_repeated(request, result, index, now)
             else:
-                self._settle_decode(request, result.results[index], now)
+                self._settle_decode(request, results[index], now)
 
     def tell_gaps(self) -> None:
         """One DECODED fact per time between tokens that occurred in this step: one, usually."""
@@ -134,13 +136,12 @@ class Settlement:
         self._gaps[gap] = self._gaps.get(gap, 0) + result.repeated - 1
         earlier = result.earlier[index]
         request.append_all(earlier, now)
-        self._roster.outputs.extend(StepOutput(request, TokenResult(each)) for each in earlier)
         pages_before = request.computed_tokens // self._page_tokens
         request.computed_tokens += result.repeated
         if request.computed_tokens // self._page_tokens > pages_before:
             self._cache.commit(lease, request.key, request.computed_tokens, now)
         request.last_token_at = now - gap
-        self._append(request, token, now)
+        self._append(request, token, now, earlier)
 
     def _commit_prefill(self, request: Request, computed: int, now: float) -> None:
         lease = request.lease
@@ -155,26 +156,28 @@ class Settlement:
         self.tally.add(request.attempt, computed, lease.split if first else None)
         self._roster.in_compute.update(request)
 
-    def _append(self, request: Request, token: TokenResult, now: float) -> None:
+    def _append(
+        self, request: Request, token: TokenResult, now: float, earlier: Sequence[int] = ()
+    ) -> None:
         last_token_at = request.last_token_at
         if last_token_at is None:
             self._roster.facts.append((Fact.FIRST_TOKEN, request.request_id, now - request.arrival))
         else:
             gap = now - last_token_at
             self._gaps[gap] = self._gaps.get(gap, 0) + 1
-        request.append(token.token, now)
+        value = token.token
+        request.append(value, now)
         params = request.params
-        outcome = None
-        if token.token in params.stop_token_ids or (
-            token.token in self._eos_token_ids and not params.ignore_eos
+        if value in params.stop_token_ids or (
+            value in self._eos_token_ids and not params.ignore_eos
         ):
             outcome = RequestOutcome.STOP
         elif request.tokens > request.final_tokens:
             outcome = RequestOutcome.LENGTH
-        if outcome is None:
-            self._roster.outputs.append(StepOutput(request, token))
         else:
-            self._roster.end(request, outcome, now, token=token)
+            self._roster.outputs.append(StepOutput(request, token, None, "", earlier))
+            return
+        self._roster.end(request, outcome, now, token=token, earlier=earlier)
 
     # ------------------------------------------------------------------ failures and forks
 
