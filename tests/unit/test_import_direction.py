@@ -13,6 +13,7 @@ SOURCE = Path(kvtiers.__file__).parent
 
 LAYERS = (
     {"cli"},
+    {"validation"},
     {"demo"},
     {"server", "planner"},
     {"engine"},

@@ -11,59 +11,147 @@ from typer.testing import CliRunner
 
 from kvtiers.cli import build
 from kvtiers.errors import ConfigError
-from kvtiers.planner.calibrate import Experiment, fit, observe
+from kvtiers.planner.calibrate import LINKS, Experiment, Moved, Totals, calibrate, fit, observe
 from kvtiers.planner.machines import StepCost, find_machine
 from kvtiers.planner.models import MODELS
+from kvtiers.transfer.virtual import Link
 
-TRUE = StepCost(0.004, 0.030, 1e-3, 2e-7, 5e-6)
+TRUE = StepCost(0.004, 0.030, 1e-3, 2e-7, 5e-6, single_seconds=0.020)
+TOKEN_BYTES = 1_000
+TRUE_LINKS = {
+    "device_to_host": Link(5e9, 20e-6),
+    "host_to_device": Link(7e9, 30e-6),
+    "storage_read": Link(2e9, 1e-3),
+    "storage_write": Link(1e9, 2e-3),
+}
 
 
 class VirtualServer:
-    """Takes exactly the time that `TRUE` says; concurrent requests share a step."""
+    """Takes exactly the time that `TRUE` says; prompts that are asked together share their steps.
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.seen: set[tuple[int, ...]] = set()
-        self.lock = threading.Lock()
-        self.waiting: dict[tuple[int, ...], int] = {}
+    Write-through over unbounded tiers: a new prompt is copied to host and storage.
+    """
 
-    def complete(self, prompt: Sequence[int], max_tokens: int) -> None:
-        key = tuple(prompt)
-        with self.lock:
-            if key not in self.seen:
-                self.now += TRUE.seconds(len(prompt), len(prompt) ** 2 / 2, 0)
-                self.seen.add(key)
-            for made in range(1, max_tokens):
-                context = len(prompt) + made
-                self.now += TRUE.seconds(1, context, context)
+    def __init__(self, device_tokens: int = 20_000) -> None:
+        self.device_tokens = device_tokens
+        self.link_ceilings = {"device_to_host": 4e9}
+        self.together_max = 0
+        self._sums = dict.fromkeys(("first", "first_seconds", "gaps", "gap_seconds"), 0.0)
+        self._moved = dict.fromkeys(LINKS, Moved())
+        self._tiers: dict[tuple[int, ...], set[str]] = {}
 
-    def link_ceilings(self) -> dict[str, float]:
-        return {"device_to_host": 5e9}
+    def complete(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+        self.together_max = max(self.together_max, len(prompts) * max(map(len, prompts)))
+        now = 0.0
+        for prompt in prompts:
+            tiers = self._tiers.setdefault(tuple(prompt), set())
+            size = len(prompt) * TOKEN_BYTES
+            if not tiers:
+                now += TRUE.seconds(len(prompt), len(prompt) ** 2 / 2, 0)
+                self._move("device_to_host", size)
+                self._move("storage_write", size)
+            elif "device" not in tiers:
+                if "host" not in tiers:
+                    self._move("storage_read", size)
+                self._move("host_to_device", size)
+            tiers |= {"device", "host", "storage"}
+            self._sums["first"] += 1
+            self._sums["first_seconds"] += now
+        batch = len(prompts)
+        for made in range(1, max_tokens):
+            context = sum(len(prompt) + made for prompt in prompts)
+            self._sums["gaps"] += batch
+            self._sums["gap_seconds"] += batch * TRUE.seconds(batch, context, context)
+
+    def settle(self) -> None:
+        pass
+
+    def totals(self) -> Totals:
+        sums = self._sums
+        return Totals(
+            sums["first"],
+            sums["first_seconds"],
+            sums["gaps"],
+            sums["gap_seconds"],
+            dict(self._moved),
+        )
+
+    def flush(self, tier: str) -> None:
+        for tiers in self._tiers.values():
+            tiers.discard(tier)
+
+    def _move(self, link: str, size: int) -> None:
+        before = self._moved[link]
+        seconds = TRUE_LINKS[link].seconds(size)
+        self._moved[link] = Moved(before.calls + 1, before.bytes + size, before.seconds + seconds)
 
 
 def test_the_fit_finds_the_cost_of_a_server_again() -> None:
-    server = VirtualServer()
-    lengths = (64, 256, 1024, 4096)
-    prefills, decodes = observe(server, Experiment(lengths), clock=lambda: server.now)
-    assert len(prefills) == len(lengths)
-    assert {o.tokens for o in decodes} == {1, 4}
-    found = fit(prefills, decodes)
+    lengths = (16, 64, 256, 1024, 4096)
+    seen = observe(VirtualServer(), Experiment(lengths))
+    assert len(seen.prefills) == len(lengths)
+    assert {o.tokens for o in seen.decodes} == {1, 2, 8}
+    found = fit(seen.prefills, seen.decodes)
     for tokens in lengths:
         pairs = tokens**2 / 2
         expected = TRUE.seconds(tokens, pairs, 0)
         assert found.seconds(tokens, pairs, 0) == pytest.approx(expected, rel=0.05)
     for context in (64, 1_000, 4_000):
-        expected = TRUE.seconds(1, context, context)
-        assert found.seconds(1, context, context) == pytest.approx(expected, rel=0.05)
+        for batch in (1, 2, 8):
+            expected = TRUE.seconds(batch, batch * context, batch * context)
+            measured = found.seconds(batch, batch * context, batch * context)
+            assert measured == pytest.approx(expected, rel=0.05)
+
+
+def test_every_link_is_found_when_the_tiers_may_be_emptied() -> None:
+    machine = calibrate(VirtualServer(), Experiment(flush=True), "m", "now")
+    for name, link in TRUE_LINKS.items():
+        found = getattr(machine, name)
+        assert found.bytes_per_second == pytest.approx(link.bytes_per_second, rel=0.01)
+        assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=0.01)
+
+
+def test_without_emptying_the_way_up_is_taken_from_the_way_down() -> None:
+    machine = calibrate(VirtualServer(), Experiment(), "m", "now")
+    down = machine.device_to_host
+    assert down.bytes_per_second == pytest.approx(5e9, rel=0.01), "measured, not as probed"
+    assert machine.host_to_device == down
+    assert machine.storage_read == machine.storage_write
+
+
+def test_prompts_that_decode_together_fit_on_the_device() -> None:
+    server = VirtualServer(device_tokens=3_000)
+    seen = observe(server, Experiment())
+    assert server.together_max < 3_000
+    assert {o.tokens for o in seen.decodes} == {1, 2, 8}
+    with pytest.raises(ConfigError, match="too few for 8 of the shortest prompts"):
+        observe(VirtualServer(device_tokens=300), Experiment())
+
+
+def test_two_calibrations_together_lie_between_both() -> None:
+    slow, fast = (
+        observe(VirtualServer(), Experiment()),
+        observe(VirtualServer(), Experiment(seed=1)),
+    )
+    twice = [type(o)(o.tokens, o.pairs, o.context_tokens, 2 * o.seconds) for o in slow.prefills]
+    slow = type(slow)(twice, slow.decodes, slow.moved)
+    assert slow.over(fast) > 1.5
+    both = slow.together(fast)
+    seconds = [
+        fit(seen.prefills, seen.decodes).prefill_seconds(512, chunk=512)
+        for seen in (fast, both, slow)
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < 0.9 * seconds[1] < seconds[2]
 
 
 def test_no_number_of_a_fit_is_negative() -> None:
-    server = VirtualServer()
-    prefills, decodes = observe(server, Experiment(), clock=lambda: server.now)
+    seen = observe(VirtualServer(), Experiment())
     noisy = [
-        type(o)(o.tokens, o.pairs, o.context_tokens, 0.1 / (i + 1)) for i, o in enumerate(prefills)
+        type(o)(o.tokens, o.pairs, o.context_tokens, 0.1 / (i + 1))
+        for i, o in enumerate(seen.prefills)
     ]
-    cost = fit(noisy, decodes)
+    cost = fit(noisy, seen.decodes)
     assert cost.seconds_per_token >= 0
     assert cost.seconds_per_pair >= 0
 
@@ -73,19 +161,46 @@ def test_too_few_lengths_are_refused() -> None:
         Experiment((64, 64, 128))
 
 
+METRICS = """\
+x:tier_slots{model_name="m",tier="device",pool="kv",state="free"} 4000.0
+x:tier_slots{model_name="m",tier="device",pool="kv",state="evictable"} 1000.0
+x:tier_slots{model_name="m",tier="host",pool="kv",state="free"} 9.0
+x:page_size{model_name="m"} 16.0
+x:link_ceiling_bytes_per_second{model_name="m",path="device_to_host"} 7e+09
+x:transfers_in_flight{model_name="m",purpose="backup"} 0.0
+x:time_to_first_token_seconds_sum{model_name="m"} %(answers)s
+x:time_to_first_token_seconds_count{model_name="m"} %(answers)s
+x:inter_token_latency_seconds_sum{model_name="m"} %(tokens)s
+x:inter_token_latency_seconds_count{model_name="m"} %(tokens)s
+"""
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
+    """A second for each first token and for each further one."""
+
+    answers = 0
+    tokens = 0
+    flushed: list[str]
+
     def do_GET(self) -> None:
+        kind = type(self)
         if self.path == "/v1/models":
             self._answer(json.dumps({"data": [{"id": "m"}]}))
         else:
-            name = "sglang:link_ceiling_bytes_per_second"
-            self._answer(f'{name}{{model_name="m",path="device_to_host"}} 7e+09\n')
+            self._answer(METRICS % {"answers": kind.answers, "tokens": kind.tokens})
 
     def do_POST(self) -> None:
+        kind = type(self)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/cache/flush":
+            assert self.headers["Authorization"] == "Bearer admin"
+            kind.flushed.append(body["tier"])
+            self._answer("{}")
+            return
         assert body["ignore_eos"]
-        made = body["max_tokens"] if body["max_tokens"] < 5_000 else 1
-        self._answer(json.dumps({"usage": {"completion_tokens": made}}))
+        kind.answers += 1
+        kind.tokens += body["max_tokens"] - 1
+        self._answer(json.dumps({"usage": {"completion_tokens": body["max_tokens"]}}))
 
     def _answer(self, text: str) -> None:
         self.send_response(200)
@@ -97,8 +212,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+def handler() -> type[_Handler]:
+    return type("Handler", (_Handler,), {"flushed": []})
+
+
+@pytest.fixture
+def url(handler: type[_Handler]) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -106,16 +226,23 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def test_the_command_writes_a_file_that_replays_can_use(url: str, tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_replays_can_use(
+    url: str, handler: type[_Handler], tmp_path: Path
+) -> None:
     out = tmp_path / "here.json"
     result = CliRunner().invoke(
-        build(["calibrate"]), ["calibrate", url, "--out", str(out)], catch_exceptions=False
+        build(["calibrate"]),
+        ["calibrate", url, "--out", str(out), "--flush", "--admin-key", "admin"],
+        catch_exceptions=False,
     )
     assert "written to" in result.stdout
+    assert handler.flushed[:3] == ["device", "device", "host"]
     machine = find_machine(str(out), MODELS["smollm2-135m"])
     assert machine.validated is not None
     assert url in machine.status
-    assert machine.device_to_host.bytes_per_second == 7e9
+    assert machine.device_to_host.bytes_per_second == 7e9, "nothing moved: as the server probed"
+    assert machine.cost.seconds(1, 0, 0) == pytest.approx(1.0)
+    assert machine.cost.seconds(64, 64**2 / 2, 0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ COMMANDS = (
     Command("replay", "replay", "Drive the real cache and scheduler with a trace."),
     Command("plan", "plan", "Which tiers and which policy this traffic needs, and why."),
     Command("calibrate", "calibrate", "Measure a live server, for replays in its seconds."),
+    Command("validate", "validate", "Hold a replay against the live server it replays.", "serve"),
     Command("synth", "synth", "Write a made-up trace of chats, agents and retrieval."),
 )
 

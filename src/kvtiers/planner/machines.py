@@ -1,6 +1,6 @@
 """What a machine costs: seconds of a forward pass, of a copy, and of a call to storage.
 
-A pass over `tokens` positions takes, with five numbers that a calibration measures,
+A pass over `tokens` positions takes, with numbers that a calibration measures,
 
     seconds = step + max(weights, tokens * per_token + pairs * per_pair) + context * per_context
 
@@ -9,6 +9,8 @@ A pass over `tokens` positions takes, with five numbers that a calibration measu
     per_token   the work of a position apart from attention
     per_pair    attention of one position to one other (pairs = sum of tokens * context)
     context     KV positions read: sum over sequences of their length so far
+    single      a step of one position instead of step + max(...), where a calibration found that
+                cheaper: a product of a matrix and a vector is another routine than one of matrices
 
 For a machine of the table the numbers follow from its peak rates and two assumed efficiencies, and
 the machine is *unvalidated*: nobody has compared the result with a server. A calibration file,
@@ -39,16 +41,17 @@ CALIBRATION_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The five numbers of a forward pass, in seconds; see the module."""
+    """The numbers of a forward pass, in seconds; see the module."""
 
     step_seconds: float
     weights_seconds: float
     seconds_per_token: float
     seconds_per_pair: float
     seconds_per_context: float
+    single_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        wrong = {name: v for name, v in asdict(self).items() if not v >= 0}
+        wrong = {n: v for n, v in asdict(self).items() if v is not None and not v >= 0}
         if wrong or not self.step_seconds + self.weights_seconds + self.seconds_per_token > 0:
             raise ConfigError(
                 f"costs of a step cannot be negative, or all zero; got {asdict(self)}"
@@ -56,6 +59,8 @@ class StepCost:
 
     def seconds(self, tokens: int, pairs: float, context_tokens: int) -> float:
         """One pass over `tokens` positions that read `context_tokens` positions of KV."""
+        if tokens == 1 and self.single_seconds is not None:
+            return self.single_seconds + context_tokens * self.seconds_per_context
         work = tokens * self.seconds_per_token + pairs * self.seconds_per_pair
         return (
             self.step_seconds

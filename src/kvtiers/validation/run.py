@@ -1,0 +1,223 @@
+"""Conducts a validation: calibrate, play and record, calibrate again, replay, compare.
+
+The machine is measured before and after the run and both count alike, on a server of its own that
+stays up and idle meanwhile: the books of the recorded one hold the workload and nothing else.
+
+    directory/   calibration.json   the machine
+                 trace.jsonl        what the recorded server was asked (salted hashes, no text)
+                 live.json          its settings and its books at the end
+                 *.log              of the two servers
+
+`measure` fills a directory, `judge` compares what one holds; so a run can be judged again, and on
+another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvtiers.demo.client import DemoError
+from kvtiers.demo.server_process import ServerProcess
+from kvtiers.errors import ConfigError, TraceError
+from kvtiers.planner.calibrate import Experiment, machine_of, observe
+from kvtiers.planner.columns import TraceColumns
+from kvtiers.planner.machines import Machine, calibration_document, read_calibration
+from kvtiers.planner.replay import ReplayResult, replay
+from kvtiers.planner.served import HttpServed
+from kvtiers.types import HitSplit
+from kvtiers.validation.compare import Answered, Comparison, compare
+from kvtiers.validation.counts import Counts, counts_of_ledger
+from kvtiers.validation.live import LiveRun, play
+from kvtiers.validation.settings import Settings
+from kvtiers.validation.workload import WorkloadShape
+from kvtiers.workload import TraceRequest, open_trace
+
+VERSION = 1
+
+
+class Stages(Protocol):
+    """Who is told how far a validation is."""
+
+    def begin(self, what: str, total: int) -> Callable[[], None]:
+        """A stage of so many parts begins; call what is returned after each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A validation that has been judged."""
+
+    settings: Settings
+    machine: Machine
+    comparison: Comparison
+    live: LiveRun
+    replayed: ReplayResult
+    slower_after: float
+    """The steps of the calibration after the run over the same steps before it: 1 where nothing
+    else used the machine more or less than before."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            **self.comparison.to_dict(),
+            "live": {
+                "seconds": self.live.seconds,
+                "concurrent_max": self.live.concurrent_max,
+                "balanced": self.live.balanced,
+                "slower_after": self.slower_after,
+            },
+            "replayed": {"seconds": self.replayed.seconds, "steps": self.replayed.steps},
+            "settings": self.settings.to_dict(),
+            "calibration": calibration_document(self.machine),
+        }
+
+
+def measure(
+    settings: Settings,
+    shape: WorkloadShape,
+    directory: Path,
+    stages: Stages,
+    experiment: Experiment | None = None,
+) -> None:
+    """Calibrate one server, record the workload on a fresh one, keep all of it in `directory`.
+
+    Raises `DemoError` when a server does not start, breaks off or does not drain, and
+    `ConfigError` when it cannot be calibrated.
+    """
+    experiment = experiment or Experiment(flush=True)
+    parts = experiment.measurements
+    with _server(settings, directory / "calibrating", stages) as calibrated:
+        served = HttpServed(calibrated.url)
+        before = observe(served, experiment, stages.begin("calibrate it", parts))
+
+        # Fresh tiers and fresh books: what the calibration left behind is no part of the trace.
+        record = ["--record", str(directory / "trace.jsonl")]
+        with _server(settings, directory / "recording", stages, record) as recording:
+            answered = stages.begin(
+                f"the workload, recorded: {shape.clients} clients at once", shape.requests
+            )
+            live = play(recording.url, shape, answered)
+        again = replace(experiment, seed=experiment.seed + 1)
+        after = observe(served, again, stages.begin("calibrate again", parts))
+        machine = machine_of(
+            before.together(after), served.link_ceilings, "this machine", "before and after the run"
+        )
+    _write(directory / "calibration.json", calibration_document(machine))
+    _write(
+        directory / "live.json",
+        {
+            "kvtiers_validation": VERSION,
+            "settings": settings.to_dict(),
+            "slower_after": after.over(before),
+            "run": asdict(live),
+        },
+    )
+
+
+def judge(directory: Path, tolerance: float, stages: Stages) -> Validation:
+    """Replay what a directory holds and compare. Raises `ConfigError` or `TraceError` for files
+    that are missing or are not what they should be."""
+    settings, live, slower_after = _read_live(directory / "live.json")
+    machine = read_calibration(directory / "calibration.json")
+    requests = list(open_trace(directory / "trace.jsonl"))
+    done = stages.begin("replay it in virtual time", len(requests))
+    seen = 0
+
+    def progress(arrived: int) -> None:
+        nonlocal seen
+        while seen < arrived:
+            done()
+            seen += 1
+
+    config = settings.replay_config(live.kv_bytes_per_token, machine)
+    # late copies are in the ledger and in the table; log lines would say no more
+    logging.getLogger("kvtiers.runtime").setLevel(logging.ERROR)
+    result = replay(TraceColumns.load(requests), config, progress=progress)
+    comparison = compare(
+        live.counts,
+        counts_of_ledger(result.ledger),
+        [_recorded(request, number) for number, request in enumerate(requests)],
+        _replayed(result),
+        tolerance,
+    )
+    return Validation(settings, machine, comparison, live, result, slower_after)
+
+
+# ---------------------------------------------------------------------- the two sides' requests
+
+
+def _recorded(request: TraceRequest, number: int) -> Answered:
+    measured = request.measured
+    if measured is None or measured.ttft_seconds is None:
+        raise TraceError(
+            f"request {number} of the trace says nothing of what the server measured; only traces "
+            "that `kvtiers serve --record` wrote can be compared"
+        )
+    split = HitSplit(
+        measured.device_hit, measured.host_hit, measured.storage_hit, measured.computed
+    )
+    return Answered(split, measured.ttft_seconds)
+
+
+def _replayed(result: ReplayResult) -> list[Answered]:
+    answered = []
+    for request in sorted(result.requests, key=lambda each: each.number):
+        if request.split is None or request.ttft_seconds is None:
+            raise ConfigError(
+                f"the replay ended request {request.number} as {request.outcome} where the server "
+                "answered it: the two do not have the same limits"
+            )
+        answered.append(Answered(request.split, request.ttft_seconds))
+    return answered
+
+
+# ---------------------------------------------------------------------- servers and files
+
+
+@contextmanager
+def _server(
+    settings: Settings, name: Path, stages: Stages, more: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """A server for as long as the context lasts; it must drain and exit 0 at the end."""
+    storage = name.with_name(f"{name.name}-storage")
+    shutil.rmtree(storage, ignore_errors=True)
+    ready = stages.begin(f"start the {name.name} server", 1)
+    server = ServerProcess([*settings.server_arguments(storage), *more], name.with_suffix(".log"))
+    try:
+        server.wait_until_listening()
+        ready()
+        yield server
+        status = server.stop()
+        if status:
+            raise DemoError(f"the server exited with {status}:\n{server.end_of_log()}")
+    finally:
+        server.kill()
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+
+
+def _read_live(path: Path) -> tuple[Settings, LiveRun, float]:
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document["kvtiers_validation"] != VERSION:
+            raise KeyError("kvtiers_validation")
+        run = document["run"]
+        return (
+            Settings.from_dict(document["settings"]),
+            LiveRun(**{**run, "counts": Counts(**run["counts"])}),
+            float(document["slower_after"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as the record of a validation of version {VERSION}: {error!r}"
+        ) from error

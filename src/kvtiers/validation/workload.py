@@ -1,0 +1,103 @@
+"""What the clients of a validation ask: the demo's texts, in many conversations at once.
+
+Half of the clients talk under the demo's system prompt, half under another one, so there are two
+shared beginnings, each followed by one of eight texts that several clients bring, and then by what
+only this conversation said. Each client holds several conversations and goes on with one of them
+at random after a pause, so a conversation's KV is asked for again after short and after long times.
+
+Pure data from a seed; the answers that conversations go on with are the server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtiers.demo.workload import QUESTIONS, ChatMessage, visitors
+
+_OTHER_SYSTEM = """\
+You prepare the evening broadcast of a local radio station. Listeners send in a short text about \
+their town and a question about it. Write what the announcer should read out: one plain sentence, \
+in the present tense where the text allows it, with every name, number and date as the text has \
+it. Where the text gives no answer, write that the station will ask its listeners. Never mention \
+the sender, never promise a prize, and never guess. Spell out numbers up to twelve. If two people \
+are named, name the older one first. The announcer has ten seconds, so do not write more than \
+thirty words, and do not use words that are hard to say aloud.\
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadShape:
+    """How much is asked. Requests in all: clients x conversations x turns."""
+
+    clients: int = 8
+    conversations: int = 3
+    turns: int = 4
+    pause_seconds: float = 2.0
+    """Mean of the exponentially distributed pause of a client before each request."""
+    answer_tokens_max: int = 24
+    text_characters_max: int | None = None
+    """Cut texts and system prompts to this, for models of small context."""
+    seed: int = 1
+
+    @property
+    def requests(self) -> int:
+        return self.clients * self.conversations * self.turns
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One conversation and where it stands."""
+
+    name: str
+    text: str
+    messages: list[ChatMessage]
+    first_question: int
+    asked: int = 0
+
+    def ask(self) -> list[ChatMessage]:
+        """The conversation with the next question at its end."""
+        questions = QUESTIONS[self.name]
+        question = questions[(self.first_question + self.asked) % len(questions)]
+        content = question if self.asked else f"{self.text}\n\n{question}"
+        self.asked += 1
+        self.messages.append({"role": "user", "content": content})
+        return list(self.messages)
+
+    def hear(self, answer: str) -> None:
+        """Go on from the server's answer."""
+        self.messages.append({"role": "assistant", "content": answer})
+
+
+@dataclass(slots=True)
+class Client:
+    """One client: before each request a pause in seconds, then a turn of a conversation."""
+
+    conversations: list[Conversation]
+    visits: list[tuple[float, int]] = field(default_factory=list)
+
+
+def clients_of(shape: WorkloadShape) -> list[Client]:
+    """The clients of a workload before their first request; equal for equal shapes."""
+    rng = np.random.default_rng(shape.seed)
+    cut = slice(shape.text_characters_max)
+    by_name = {visitor.name: visitor for visitor in visitors()}
+    names = list(by_name)
+    system = next(iter(by_name.values())).messages[0]["content"]
+    clients = []
+    for number in range(shape.clients):
+        prompt = (system, _OTHER_SYSTEM)[number % 2]
+        conversations = []
+        for k in range(shape.conversations):
+            name = names[(number // 2 + 3 * k) % len(names)]
+            first = [{"role": "system", "content": prompt[cut]}]
+            conversations.append(Conversation(name, by_name[name].text[cut], first, number + k))
+        order = rng.permutation(np.repeat(np.arange(shape.conversations), shape.turns))
+        pauses = rng.exponential(shape.pause_seconds, len(order)) if shape.pause_seconds else order
+        visits = [
+            (float(pause) if shape.pause_seconds else 0.0, int(k))
+            for pause, k in zip(pauses, order, strict=True)
+        ]
+        clients.append(Client(conversations, visits))
+    return clients
