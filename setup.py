@@ -10,6 +10,6 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         )
-        for name in ("_digests", "_copy")
+        for name in ("_digests", "_copy", "_ghosts")
     ]
 )

@@ -167,16 +167,15 @@ def sizes(prompts: list[Tokens]) -> dict[str, float]:
         + _header_bytes(run.host_slots)
         for run in runs
     )
-    entries = state.ghosts._entries
-    ghosts = sys.getsizeof(entries) + sum(map(sys.getsizeof, entries))
+    ghosts = state.ghosts._table
     return {
         "cached_pages": cached,
         "key_bytes_per_page": keys / cached,
         "slot_bytes_per_page": slots / cached,
         "stack_bytes_per_slot": 4.0,
         "bytes_per_run": objects / len(runs),
-        "ghosts": len(entries),
-        "bytes_per_ghost": ghosts / len(entries),
+        "ghosts": len(ghosts),
+        "bytes_per_ghost": sys.getsizeof(ghosts) / len(ghosts),
     }
 
 

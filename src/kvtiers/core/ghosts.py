@@ -8,10 +8,11 @@ looked up past its match, never for what is resident.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from itertools import product
 from typing import NamedTuple
 
-from kvtiers.core.tree import DIGEST_BYTES, Run, Tree
+from kvtiers.core.ghost_table import DIGEST_BYTES, ghost_table
+from kvtiers.core.tree import Run, Tree
 from kvtiers.digests import page_digests
 from kvtiers.types import LeaveReason, Tier
 
@@ -21,34 +22,33 @@ class Ghost(NamedTuple):
     reason: LeaveReason
 
 
+_GHOSTS = tuple(Ghost(tier, reason) for tier, reason in product(Tier, LeaveReason))
+_MEANING = {ghost: meaning for meaning, ghost in enumerate(_GHOSTS)}
+"""A table keeps a byte per digest: the place of its ghost in `_GHOSTS`."""
+
+
 class Ghosts:
     """An LRU set of at most `capacity` page digests, over all namespaces."""
 
     def __init__(self, capacity: int, tree: Tree) -> None:
         self.capacity = capacity
         self._tree = tree
-        self._entries: OrderedDict[bytes, Ghost] = OrderedDict()
+        self._table = ghost_table(capacity)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._table)
 
     def clear(self) -> None:
-        self._entries.clear()
+        self._table.clear()
 
     def remember(self, run: Run, first: int, tier: Tier, reason: LeaveReason) -> None:
         """Pages `[first, run.pages)` of `run` leave `tier`, their last, deepest page first."""
-        digests = self._run_digests(run)
-        ghost = Ghost(tier, reason)
-        entries = self._entries
-        for page in range(run.pages - 1, first - 1, -1):
-            digest = digests[page * DIGEST_BYTES : (page + 1) * DIGEST_BYTES]
-            entries[digest] = ghost
-            entries.move_to_end(digest)
-        while len(entries) > self.capacity:
-            entries.popitem(last=False)
+        # A tuple equals and hashes like the named tuple, and is made in a third of the time.
+        meaning = _MEANING[tier, reason]  # type: ignore[index]
+        self._table.remember(self._run_digests(run), first, meaning)
 
-    def recall(self, run: Run, key: bytes, first: int, end: int) -> list[Ghost]:
-        """The ghosts among pages `[first, end)` of `key`, up to the first page that is not one.
+    def recall(self, run: Run, key: bytes, first: int, end: int) -> dict[Ghost, int]:
+        """Pages of each ghost among `[first, end)` of `key`, up to the first page that is none.
 
         `run` ends on the key's path at or before page `first`. Ghosts are forgotten by this: a
         page that is asked for again is about to be computed again.
@@ -59,21 +59,20 @@ class Ghosts:
             skipped = key[run.end * page_bytes : first * page_bytes]
             digest = page_digests(digest, skipped, page_bytes, DIGEST_BYTES)[-DIGEST_BYTES:]
         position, end_byte = first * page_bytes, end * page_bytes
-        found: list[Ghost] = []
+        found = b""
         stride = 1
         while position < end_byte:
             # Most prompts past their match have no ghost at all: hash one page, then more and more.
             chunk = key[position : min(end_byte, position + stride * page_bytes)]
             digests = page_digests(digest, chunk, page_bytes, DIGEST_BYTES)
-            for offset in range(0, len(digests), DIGEST_BYTES):
-                digest = digests[offset : offset + DIGEST_BYTES]
-                ghost = self._entries.pop(digest, None)
-                if ghost is None:
-                    return found
-                found.append(ghost)
+            taken = self._table.take(digests)
+            found += taken
+            if len(taken) * DIGEST_BYTES < len(digests):
+                break
+            digest = digests[-DIGEST_BYTES:]
             position += len(chunk)
             stride *= 4
-        return found
+        return {_GHOSTS[meaning]: found.count(meaning) for meaning in dict.fromkeys(found)}
 
     def _run_digests(self, run: Run) -> bytes:
         """Digests of all pages of a run, made once and kept until it changes shape."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtiers.events import Fact
-from kvtiers.types import LOSS_REASONS, TOKEN_BYTES, LeaveReason, Missed, MissReason, Tier
+from kvtiers.types import LOSS_REASONS, TOKEN_BYTES, Missed, MissReason
 
 if TYPE_CHECKING:
     from kvtiers.core.prefetch import Prefetcher, Ticket
@@ -90,12 +90,10 @@ class Misses:
             tokens[_UNKNOWN] = tokens.get(_UNKNOWN, 0) + unknown
             return
         ghosts = state.ghosts.recall(run, key, first, whole)
-        regrets: dict[tuple[Tier, LeaveReason], int] = {}
-        for ghost in ghosts:
-            reason = _DROPPED if ghost.reason in LOSS_REASONS else _EVICTED
-            tokens[reason] = tokens.get(reason, 0) + page_tokens
-            regrets[ghost] = regrets.get(ghost, 0) + page_tokens
-        for (tier, why), count in regrets.items():
+        for (tier, why), pages in ghosts.items():
+            reason = _DROPPED if why in LOSS_REASONS else _EVICTED
+            count = pages * page_tokens
+            tokens[reason] = tokens.get(reason, 0) + count
             state.facts.append((Fact.REGRET, tier, why, count))
-        unknown -= len(ghosts) * page_tokens
+            unknown -= count
         tokens[_UNKNOWN] = tokens.get(_UNKNOWN, 0) + unknown

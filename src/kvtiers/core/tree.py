@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtiers.core.ghost_table import DIGEST_BYTES
 from kvtiers.types import TOKEN_BYTES, Namespace, SlotArray
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from kvtiers.core.operations import Operation
 
 NO_SLOTS: SlotArray = np.empty(0, np.int32)
-
-DIGEST_BYTES = 16
-"""Size of the page digests that the ghosts remember."""
 
 _FIRST_STRIDE = 2048  # tokens compared at once when looking for the first difference
 
