@@ -2,15 +2,17 @@
 
     python benchmarks/storage.py [--json FILE] [--directory DIR] [--pairs N] [--mib M]
                                  [--page-bytes B ...] [--sglang-python PYTHON]
+                                 [--lmcache-python PYTHON]
 
 Writes and reads whole pages, as the storage worker does (one thread stores, four prefetch, 32 MiB
 to a call), interleaved with fio (direct I/O, libaio, eight blocks of one page in flight), pair by
 pair and in turns of who goes first. Disks of virtual machines differ by a factor of two from one
 region to the next, so both sides use the same blocks: those of one segment file, written once
 beforehand. The ratio is the median over the pairs of ours / fio; ours includes checksums,
-verification and the index. With `--sglang-python` (an interpreter that has SGLang installed) its
-file backend runs in the same turns, by default settings and flushed to disk within the time, since
-that is what direct I/O amounts to; it writes files of its own.
+verification and the index. With `--sglang-python` and `--lmcache-python` (interpreters that have
+them installed) the disk backends of these caches run in the same turns and write files of their
+own: SGLang's by default settings and flushed to disk within the time, since that is what direct I/O
+amounts to, LMCache's with direct I/O. All promise the same: what was written survives the process.
 
 Then `exists_prefix` of 1,000 pages, and the digests of a prompt of 13,500 tokens at page 16, native
 and in Python. Exit status 1 when a target is missed; a part whose peer is not installed is left out
@@ -26,7 +28,6 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -42,13 +43,16 @@ from kvtiers.storage import FileStore, StorageIdentity, page_refs
 from kvtiers.storage.file.format import Geometry
 from kvtiers.storage.port import PageRef
 from kvtiers.types import FailReason, Namespace, token_key
+from storage_peers import FIO_DEPTH, LMCACHE_PROGRAM, SGLANG_PROGRAM, CacheSide, FioSide
 
 READERS = 4
 BATCH_BYTES = 32 << 20
-FIO_DEPTH = 8
 PAGE_TOKENS = 16
+SGLANG, LMCACHE = "SGLang", "LMCache"
+PROGRAMS = {SGLANG: SGLANG_PROGRAM, LMCACHE: LMCACHE_PROGRAM}
 TARGET_FIO_RATIO = 0.85
 TARGET_SGLANG_WRITE_RATIO = 3.0
+TARGET_LMCACHE_RATIO = 1.0
 TARGET_EXISTS_SECONDS = 1e-3
 TARGET_DIGESTS_SECONDS = 250e-6
 
@@ -98,6 +102,10 @@ class OurSide:
         slots = Geometry.fitting(page_bytes, self.segment.stat().st_size)
         self.data_offset = slots.data_offset
 
+    def forget(self) -> None:
+        """Drop every page, so that someone else may overwrite the segment."""
+        self.store.clear()
+
     def write(self) -> float:
         self.store.clear()
         started = time.perf_counter()
@@ -134,117 +142,18 @@ class OurSide:
             assert not failed, f"pages failed: {failed}"
 
 
-class FioSide:
-    """fio on the pages of the same segment file; the store is cleared before it overwrites them."""
-
-    def __init__(self, ours: OurSide) -> None:
-        self.ours = ours
-        self.block_bytes = -(-ours.page_bytes // 4096) * 4096
-        self.total_bytes = ours.total_bytes // ours.page_bytes * self.block_bytes
-
-    def write(self) -> float:
-        self.ours.store.clear()
-        return self._run("write")
-
-    def read(self) -> float:
-        return self._run("read")
-
-    def _run(self, direction: str) -> float:
-        ran = subprocess.run(
-            [
-                "fio",
-                "--name=pages",
-                f"--filename={self.ours.segment}",
-                f"--offset={self.ours.data_offset}",
-                f"--size={self.total_bytes}",
-                f"--rw={direction}",
-                f"--bs={self.block_bytes}",
-                "--direct=1",
-                "--ioengine=libaio",
-                f"--iodepth={FIO_DEPTH}",
-                "--output-format=json",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        report = json.loads(ran.stdout[ran.stdout.index("{") :])
-        return float(report["jobs"][0][direction]["bw_bytes"])
-
-
-SGLANG_PROGRAM = """
-import inspect, os, sys, time
-from concurrent.futures import ThreadPoolExecutor
-import torch
-from sglang.srt.mem_cache import hicache_storage as peer
-torch.set_num_threads(1)
-directory, page_bytes, pages, threads = sys.argv[1], *map(int, sys.argv[2:5])
-os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = directory
-known = dict(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1,
-             is_mla_model=False, model_name="m", extra_config=None)
-arguments = {}
-for name, parameter in inspect.signature(peer.HiCacheStorageConfig).parameters.items():
-    if name in known:
-        arguments[name] = known[name]
-    elif parameter.default is inspect.Parameter.empty:
-        arguments[name] = False if name.startswith(("is_", "enable")) else 1
-backend = peer.HiCacheFile(peer.HiCacheStorageConfig(**arguments), directory)
-values = [torch.randint(0, 255, (page_bytes,), dtype=torch.uint8) for _ in range(8)]
-targets = [torch.empty(page_bytes, dtype=torch.uint8).fill_(1) for _ in range(8)]
-with ThreadPoolExecutor(threads) as pool:
-    started = time.perf_counter()
-    list(pool.map(lambda i: backend.set(f"k{i}", values[i % 8]), range(pages)))
-    os.sync()
-    written = time.perf_counter() - started
-    for name in os.listdir(directory):
-        fd = os.open(os.path.join(directory, name), os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-    started = time.perf_counter()
-    list(pool.map(lambda i: backend.get(f"k{i}", targets[i % 8]), range(pages)))
-    read = time.perf_counter() - started
-print("RATES", page_bytes * pages / written, page_bytes * pages / read)
-"""
-
-
-class SglangSide:
-    """SGLang's file backend, in an interpreter of its own."""
-
-    def __init__(self, python: str, directory: Path, page_bytes: int, total_bytes: int) -> None:
-        self.directory = directory / "sglang"
-        self.python = python
-        self.page_bytes = page_bytes
-        self.pages = total_bytes // page_bytes
-
-    def rates(self) -> tuple[float, float]:
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir()
-        arguments = [self.directory, self.page_bytes, self.pages, READERS]
-        ran = subprocess.run(
-            [self.python, "-c", SGLANG_PROGRAM, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        shutil.rmtree(self.directory)
-        line = next((line for line in ran.stdout.splitlines() if line.startswith("RATES ")), None)
-        if line is None:
-            raise RuntimeError(f"the file backend of SGLang did not run: {ran.stderr[-500:]}")
-        _, written, read = line.split()
-        return float(written), float(read)
-
-
 # --------------------------------------------------------------------------- measuring
 
 
 def compare_pages(
-    directory: Path, page_bytes: int, total_bytes: int, pairs: int, sglang_python: str | None
+    directory: Path, page_bytes: int, total_bytes: int, pairs: int, pythons: dict[str, str]
 ) -> list[Result]:
     ours = OurSide(directory / f"store-{page_bytes}", page_bytes, total_bytes)
     fio = FioSide(ours) if shutil.which("fio") else None
-    sglang = None
-    if sglang_python is not None:
-        sglang = SglangSide(sglang_python, directory, page_bytes, total_bytes)
+    caches = {
+        name: CacheSide(python, PROGRAMS[name], directory, page_bytes, total_bytes)
+        for name, python in pythons.items()
+    }
     rates: dict[str, list[float]] = {}
 
     def note(name: str, rate: float) -> None:
@@ -259,10 +168,10 @@ def compare_pages(
                 turns.append((f"fio {direction}", getattr(fio, direction)))
             for name, measure in turns if pair % 2 else turns[::-1]:
                 note(name, measure())
-        if sglang is not None:
-            written, read = sglang.rates()
-            note("SGLang write", written)
-            note("SGLang read", read)
+        for name, cache in caches.items():
+            written, read = cache.rates(READERS)
+            note(f"{name} write", written)
+            note(f"{name} read", read)
 
     ours.store.close()
     shutil.rmtree(ours.segment.parent)
@@ -273,7 +182,8 @@ def compare_pages(
         mine = rates[f"ours {direction}"]
         for peer, target in (
             ("fio", TARGET_FIO_RATIO),
-            ("SGLang", TARGET_SGLANG_WRITE_RATIO if direction == "write" else None),
+            (SGLANG, TARGET_SGLANG_WRITE_RATIO if direction == "write" else None),
+            (LMCACHE, TARGET_LMCACHE_RATIO),
         ):
             theirs = rates.get(f"{peer} {direction}")
             if theirs is None:
@@ -290,7 +200,7 @@ def compare_pages(
                     None if target is None else ratio >= target,
                 )
             )
-        if fio is None and sglang is None:
+        if fio is None and not caches:
             results.append(
                 Result(f"file {direction}, {label}", statistics.median(mine) / 1e9, "GB/s")
             )
@@ -371,10 +281,12 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=2048, help="MiB written and read in each turn")
     parser.add_argument("--page-bytes", type=int, nargs="+", default=[2 << 20, 737_280])
     parser.add_argument("--sglang-python", help="an interpreter that has SGLang installed")
+    parser.add_argument("--lmcache-python", help="an interpreter that has LMCache installed")
     arguments = parser.parse_args()
     if shutil.which("fio") is None:
         print("fio is not installed: no comparison with it (apt-get install fio)", file=sys.stderr)
 
+    pythons = {SGLANG: arguments.sglang_python, LMCACHE: arguments.lmcache_python}
     results: list[Result] = []
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="kvtiers-bench-") as name:
         for page_bytes in arguments.page_bytes:
@@ -383,7 +295,7 @@ def main() -> int:
                 page_bytes,
                 arguments.mib << 20,
                 arguments.pairs,
-                arguments.sglang_python,
+                {name: python for name, python in pythons.items() if python is not None},
             )
         results.append(look_up(Path(name)))
     results += digests()
