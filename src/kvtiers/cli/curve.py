@@ -8,23 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.trace_options import (
-    BlockTokensOption,
-    FormatOption,
-    IntervalOption,
     JsonOption,
     KvBytesOption,
-    LocalIdsOption,
     ModelOption,
-    OnErrorOption,
-    TimeUnitOption,
-    TokenizerOption,
     TraceArgument,
-    WholeBlocksOption,
+    TraceFlags,
     kv_bytes_of,
-    open_with_options,
     print_json,
-    print_skipped,
     print_table,
 )
 from kvtiers.errors import ConfigError
@@ -40,13 +32,14 @@ from kvtiers.planner.sample import SampledCurve, sampled_curve
 from kvtiers.planner.svg import LineChart, Series
 from kvtiers.planner.units import CapacityScale, CapacityUnit, parse_capacities
 from kvtiers.types import Retention, Tier
-from kvtiers.workload import OnError
 
 _PLOT_POINTS = 400
 
 
+@with_option_groups
 def curve(
     trace: TraceArgument,
+    *,
     definition: Annotated[
         Definition, typer.Option(help="What is divided by what; printed with the result.")
     ] = Definition.TOKENS,
@@ -70,14 +63,7 @@ def curve(
     json: JsonOption = False,
     model: ModelOption = None,
     kv_bytes_per_token: KvBytesOption = None,
-    format: FormatOption = "auto",
-    block_tokens: BlockTokensOption = None,
-    time_unit: TimeUnitOption = None,
-    local_ids: LocalIdsOption = False,
-    whole_blocks_only: WholeBlocksOption = False,
-    on_error: OnErrorOption = OnError.FAIL,
-    tokenizer: TokenizerOption = None,
-    interval: IntervalOption = None,
+    reading: TraceFlags,
 ) -> None:
     """Hit ratio of an LRU cache with prefix sharing against its capacity, exact, in one pass.
 
@@ -87,19 +73,7 @@ def curve(
     """
     tiers = _tiers(device, host, storage)
     asked = parse_capacities(capacities) if capacities is not None else None
-    reader = open_with_options(
-        trace,
-        format,
-        block_tokens,
-        time_unit,
-        local_ids,
-        whole_blocks_only,
-        on_error,
-        tokenizer,
-        interval,
-    )
-    columns = TraceColumns.load(reader)
-    columns.require_prefix_ids()
+    columns = reading.load(trace)
     scale = CapacityScale(unit, columns.block_tokens, kv_bytes_of(model, kv_bytes_per_token))
     if sample is None:
         result = exact_curve(columns, definition)
@@ -108,7 +82,6 @@ def curve(
     if asked is None:
         asked = default_capacities(result, scale.units_per_block)
 
-    print_skipped(reader)
     if json:
         print_json(_as_json(result, scale, asked, tiers))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -9,7 +10,6 @@ import typer
 from kvtiers.errors import ConfigError
 from kvtiers.planner.machines import Machine, find_machine
 from kvtiers.planner.models import ModelShape, model_shape
-from kvtiers.planner.units import GIB
 from kvtiers.transfer.virtual import Link
 
 _PANEL = "The machine"
@@ -48,37 +48,33 @@ SpeedOption = Annotated[
 ]
 
 
-def model_and_machine(
-    model: str | None,
-    kv_bytes_per_token: int | None,
-    machine: str,
-    devices: int,
-    link_gbps: float | None,
-    storage_read_gbps: float | None,
-    storage_write_gbps: float | None,
-    storage_latency_ms: float | None,
-) -> tuple[ModelShape, Machine]:
-    """The model and the machine that the options name; flags replace what the table says."""
-    if model is None:
-        raise ConfigError(
-            "a replay in virtual time needs --model NAME or --model CONFIG.JSON to know what a "
-            "token costs"
+@dataclass(frozen=True, slots=True)
+class MachineFlags:
+    """What a step, a copy and a call to storage cost."""
+
+    machine: MachineOption = "h200"
+    devices: DevicesOption = 1
+    link_gbps: LinkOption = None
+    storage_read_gbps: StorageReadOption = None
+    storage_write_gbps: StorageWriteOption = None
+    storage_latency_ms: StorageLatencyOption = None
+
+    def with_model(self, model: str | None) -> tuple[ModelShape, Machine]:
+        """The model of that name and the machine; flags replace what the table says."""
+        if model is None:
+            raise ConfigError(
+                "a replay in virtual time needs --model NAME or --model CONFIG.JSON to know what a "
+                "token costs"
+            )
+        shape = model_shape(model)
+        found = find_machine(self.machine, shape, self.devices)
+        if self.link_gbps is not None:
+            latency = found.device_to_host.latency_seconds
+            found = found.with_links(Link(self.link_gbps * 1e9, latency))
+        return shape, found.with_storage(
+            _link(found.storage_read, self.storage_read_gbps, self.storage_latency_ms),
+            _link(found.storage_write, self.storage_write_gbps, self.storage_latency_ms),
         )
-    shape = model_shape(model)
-    if kv_bytes_per_token is not None:
-        raise ConfigError("--model and --kv-bytes-per-token contradict each other; give one")
-    found = find_machine(machine, shape, devices)
-    if link_gbps is not None:
-        found = found.with_links(Link(link_gbps * 1e9, found.device_to_host.latency_seconds))
-    return shape, found.with_storage(
-        _link(found.storage_read, storage_read_gbps, storage_latency_ms),
-        _link(found.storage_write, storage_write_gbps, storage_latency_ms),
-    )
-
-
-def pages(gib: float, page_bytes: int) -> int:
-    """Whole pages in so many GiB."""
-    return int(gib * GIB / page_bytes)
 
 
 def page_tokens_of(asked: int | None, block_tokens: int) -> int:

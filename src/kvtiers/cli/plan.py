@@ -9,37 +9,22 @@ from typing import Annotated
 import typer
 
 from kvtiers.cli.machine_options import (
-    DevicesOption,
-    LinkOption,
-    MachineOption,
+    MachineFlags,
     PageTokensOption,
     SpeedOption,
-    StorageLatencyOption,
-    StorageReadOption,
-    StorageWriteOption,
-    model_and_machine,
     page_tokens_of,
 )
+from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.plan_progress import plan_progress
 from kvtiers.cli.trace_options import (
-    BlockTokensOption,
-    FormatOption,
-    IntervalOption,
     JsonOption,
-    LocalIdsOption,
     ModelOption,
-    OnErrorOption,
-    TimeUnitOption,
-    TokenizerOption,
     TraceArgument,
-    WholeBlocksOption,
-    open_with_options,
+    TraceFlags,
     print_json,
-    print_skipped,
 )
 from kvtiers.errors import ConfigError
 from kvtiers.planner.advice import advise, as_text
-from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.evaluate import Setting
 from kvtiers.planner.machines import ACCELERATORS
 from kvtiers.planner.models import ModelShape
@@ -48,13 +33,14 @@ from kvtiers.planner.plan_json import plan_document
 from kvtiers.planner.report import html_report
 from kvtiers.planner.search import Prices, Target
 from kvtiers.planner.units import GIB, parse_capacities
-from kvtiers.workload import OnError
 
 _TARGET, _SPACE = "The target", "What to look at"
 
 
+@with_option_groups
 def plan(
     trace: TraceArgument,
+    *,
     ttft_p95: Annotated[
         str | None,
         typer.Option(help="Wanted TTFT, e.g. 1.5s or 800ms.", rich_help_panel=_TARGET),
@@ -97,21 +83,9 @@ def plan(
     page_tokens: PageTokensOption = None,
     speed: SpeedOption = 1.0,
     model: ModelOption = None,
-    machine: MachineOption = "h200",
-    devices: DevicesOption = 1,
-    link_gbps: LinkOption = None,
-    storage_read_gbps: StorageReadOption = None,
-    storage_write_gbps: StorageWriteOption = None,
-    storage_latency_ms: StorageLatencyOption = None,
+    machine: MachineFlags,
     json: JsonOption = False,
-    format: FormatOption = "auto",
-    block_tokens: BlockTokensOption = None,
-    time_unit: TimeUnitOption = None,
-    local_ids: LocalIdsOption = False,
-    whole_blocks_only: WholeBlocksOption = False,
-    on_error: OnErrorOption = OnError.FAIL,
-    tokenizer: TokenizerOption = None,
-    interval: IntervalOption = None,
+    reading: TraceFlags,
 ) -> None:
     """Find the tiers and the policy for a target or a budget, and say why.
 
@@ -124,37 +98,15 @@ def plan(
         hit_ratio=hit_ratio,
         budget_gib=budget_gib,
     )
-    shape, found = model_and_machine(
-        model,
-        None,
-        machine,
-        devices,
-        link_gbps,
-        storage_read_gbps,
-        storage_write_gbps,
-        storage_latency_ms,
-    )
+    shape, found = machine.with_model(model)
     space = Space(
-        device_gib=device_gib if device_gib is not None else _device_gib(machine, devices, shape),
+        device_gib=device_gib if device_gib is not None else _device_gib(machine, shape),
         host_max_gib=host_max_gib,
         storage_max_gib=storage_max_gib,
         host_sizes=parse_capacities(host_sizes) if host_sizes is not None else None,
         storage_sizes=parse_capacities(storage_sizes) if storage_sizes is not None else None,
     )
-    reader = open_with_options(
-        trace,
-        format,
-        block_tokens,
-        time_unit,
-        local_ids,
-        whole_blocks_only,
-        on_error,
-        tokenizer,
-        interval,
-    )
-    columns = TraceColumns.load(reader)
-    columns.require_prefix_ids()
-    print_skipped(reader)
+    columns = reading.load(trace)
     setting = Setting(shape, found, page_tokens_of(page_tokens, columns.block_tokens), speed)
     with plan_progress() as progress:
         result = make_plan(
@@ -191,8 +143,9 @@ def _seconds(text: str) -> float:
         raise ConfigError(f"'{text}' is not a time; write for example 1.5s or 800ms") from None
 
 
-def _device_gib(machine: str, devices: int, model: ModelShape) -> float:
+def _device_gib(flags: MachineFlags, model: ModelShape) -> float:
     """What is left for KV of the accelerators' memory, less a tenth for activations."""
+    machine, devices = flags.machine, flags.devices
     chip = ACCELERATORS.get(machine)
     if chip is None:
         raise ConfigError(

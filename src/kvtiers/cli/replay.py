@@ -9,38 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from kvtiers.cli.machine_options import (
-    DevicesOption,
-    LinkOption,
-    MachineOption,
+    MachineFlags,
     PageTokensOption,
     SpeedOption,
-    StorageLatencyOption,
-    StorageReadOption,
-    StorageWriteOption,
-    model_and_machine,
     page_tokens_of,
 )
+from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.replay_text import print_logical, print_replay
 from kvtiers.cli.trace_options import (
-    BlockTokensOption,
-    FormatOption,
-    IntervalOption,
     JsonOption,
     KvBytesOption,
-    LocalIdsOption,
     ModelOption,
-    OnErrorOption,
-    TimeUnitOption,
-    TokenizerOption,
     TraceArgument,
-    WholeBlocksOption,
+    TraceFlags,
     kv_bytes_of,
-    open_with_options,
     print_json,
-    print_skipped,
 )
 from kvtiers.errors import ConfigError
-from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.logical import STAGING, LogicalResult, replay_logically
 from kvtiers.planner.replay import ReplayConfig
 from kvtiers.planner.replay import replay as replay_in_time
@@ -54,11 +39,12 @@ from kvtiers.types import (
     StoreOn,
     WritePolicy,
 )
-from kvtiers.workload import OnError
 
 
+@with_option_groups
 def replay(
     trace: TraceArgument,
+    *,
     device: Annotated[float, typer.Option(help="Size of the device tier.", show_default=False)],
     host: Annotated[float, typer.Option(help="Size of the host tier; 0: none.")] = 0.0,
     storage: Annotated[float, typer.Option(help="Size of storage, inf allowed; 0: none.")] = 0.0,
@@ -84,21 +70,9 @@ def replay(
     speed: SpeedOption = 1.0,
     model: ModelOption = None,
     kv_bytes_per_token: KvBytesOption = None,
-    machine: MachineOption = "h200",
-    devices: DevicesOption = 1,
-    link_gbps: LinkOption = None,
-    storage_read_gbps: StorageReadOption = None,
-    storage_write_gbps: StorageWriteOption = None,
-    storage_latency_ms: StorageLatencyOption = None,
+    machine: MachineFlags,
     json: JsonOption = False,
-    format: FormatOption = "auto",
-    block_tokens: BlockTokensOption = None,
-    time_unit: TimeUnitOption = None,
-    local_ids: LocalIdsOption = False,
-    whole_blocks_only: WholeBlocksOption = False,
-    on_error: OnErrorOption = OnError.FAIL,
-    tokenizer: TokenizerOption = None,
-    interval: IntervalOption = None,
+    reading: TraceFlags,
 ) -> None:
     """Drive the cache and the scheduler that serve with a trace, in virtual time.
 
@@ -107,20 +81,7 @@ def replay(
     calibrated is printed as unvalidated. With --logical only the cache's decisions are replayed:
     serial, prompts only, copies instantaneous, the partial last block a page, last-token rule off.
     """
-    reader = open_with_options(
-        trace,
-        format,
-        block_tokens,
-        time_unit,
-        local_ids,
-        whole_blocks_only,
-        on_error,
-        tokenizer,
-        interval,
-    )
-    columns = TraceColumns.load(reader)
-    columns.require_prefix_ids()
-    print_skipped(reader)
+    columns = reading.load(trace)
     policies: dict[str, Any] = {
         "write_policy": write_policy,
         "retention": retention,
@@ -147,16 +108,8 @@ def replay(
             print_logical(result, config)
         return
 
-    shape, found = model_and_machine(
-        model,
-        kv_bytes_per_token,
-        machine,
-        devices,
-        link_gbps,
-        storage_read_gbps,
-        storage_write_gbps,
-        storage_latency_ms,
-    )
+    kv_bytes_of(model, kv_bytes_per_token)  # not both
+    shape, found = machine.with_model(model)
     size = page_tokens_of(page_tokens, columns.block_tokens)
     scale = CapacityScale(unit or CapacityUnit.GIB, size, shape.kv_bytes_per_token)
     if math.isinf(device) or math.isinf(host):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvtiers.errors import ConfigError, ModelError
+from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.models import model_shape
 from kvtiers.workload import OnError, TraceOptions, TraceReader, open_trace
 from kvtiers.workload.chatlog import Message, TokenizeMessages
@@ -74,31 +76,38 @@ KvBytesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-def open_with_options(
-    path: Path,
-    format_name: str,
-    block_tokens: int | None,
-    time_unit: str | None,
-    local_ids: bool,
-    whole_blocks_only: bool,
-    on_error: OnError,
-    tokenizer: Path | None,
-    interval_seconds: float | None,
-) -> TraceReader:
-    """The reader that the options ask for."""
-    return open_trace(
-        path,
-        TraceOptions(
-            format=format_name,
-            block_tokens=block_tokens,
-            time_unit=time_unit,
-            local_ids=local_ids,
-            whole_blocks_only=whole_blocks_only,
-            on_error=on_error,
-            tokenize=_tokenizer(tokenizer) if tokenizer is not None else None,
-            interval_seconds=interval_seconds,
-        ),
-    )
+@dataclass(frozen=True, slots=True)
+class TraceFlags:
+    """How the trace is to be read."""
+
+    format: FormatOption = "auto"
+    block_tokens: BlockTokensOption = None
+    time_unit: TimeUnitOption = None
+    local_ids: LocalIdsOption = False
+    whole_blocks_only: WholeBlocksOption = False
+    on_error: OnErrorOption = OnError.FAIL
+    tokenizer: TokenizerOption = None
+    interval: IntervalOption = None
+
+    def load(self, path: Path) -> TraceColumns:
+        """The whole trace; says on stderr what was left out. Raises `TraceError`."""
+        reader = open_trace(
+            path,
+            TraceOptions(
+                format=self.format,
+                block_tokens=self.block_tokens,
+                time_unit=self.time_unit,
+                local_ids=self.local_ids,
+                whole_blocks_only=self.whole_blocks_only,
+                on_error=self.on_error,
+                tokenize=_tokenizer(self.tokenizer) if self.tokenizer is not None else None,
+                interval_seconds=self.interval,
+            ),
+        )
+        columns = TraceColumns.load(reader)
+        columns.require_prefix_ids()
+        print_skipped(reader)
+        return columns
 
 
 def print_skipped(reader: TraceReader) -> None:
