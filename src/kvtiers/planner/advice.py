@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvtiers.planner.evaluate import Evaluation
 from kvtiers.planner.plan import Plan
+from kvtiers.planner.screening import BEATEN
 
 OVERLOAD_WAITING = 50
 SHORT_TRACE_SECONDS = 4 * 3_600.0
@@ -155,17 +156,8 @@ def _limit(plan: Plan) -> tuple[str, ...]:
 def _certainty(plan: Plan) -> tuple[str, ...]:
     machine = plan.setting.machine
     trace = plan.trace
-    differences = [
-        abs(e.hit_ratio - plan.screening_of(e.candidate).hit_ratio) for e in plan.replayed
-    ]
-    excluded = sum(plan.excluded.values())
-    reasons = ", ".join(f"{n} {why.value.replace('_', ' ')}" for why, n in plan.excluded.items())
     sentences = [
-        f"{plan.considered:,} configurations: the curve excluded {excluded:,}"
-        + (f" ({reasons})" if reasons else "")
-        + f", {len(plan.screened):,} were screened by a replay of the whole trace with outputs "
-        f"cut short, {len(plan.replayed):,} were replayed in full.",
-        f"Screening and full replay differ by at most {100 * max(differences):.2f} points of hits.",
+        *_searched(plan),
         "Hits, copies and losses are the decisions of the code that serves.",
     ]
     if machine.validated:
@@ -179,6 +171,34 @@ def _certainty(plan: Plan) -> tuple[str, ...]:
         sentences.append(
             f"The trace covers {trace.seconds / 3_600:.1f} hours: reuse over longer times, and "
             "the traffic of other hours, are not in it."
+        )
+    return tuple(sentences)
+
+
+def _searched(plan: Plan) -> tuple[str, ...]:
+    excluded = sum(plan.excluded.values())
+    reasons = ", ".join(f"{n} {why.value.replace('_', ' ')}" for why, n in plan.excluded.items())
+    screened = len(plan.screened) + len(plan.given_up)
+    sentences = [
+        f"{plan.considered:,} configurations: the curve excluded {excluded:,}"
+        + (f" ({reasons})" if reasons else "")
+        + f", {screened:,} were screened by a replay of the whole trace with outputs cut to their "
+        f"first token, {len(plan.replayed):,} were replayed in full."
+    ]
+    if plan.given_up:
+        seen = sum(each.requests for each in plan.given_up) / len(plan.given_up)
+        sentences.append(
+            f"{len(plan.given_up):,} of the screenings were given up before their end, after "
+            f"{_percent(seen / plan.trace.requests)} of the requests on average: by then each was "
+            f"proved to have a TTFT p95 more than {100 * (BEATEN - 1):.0f} % above that of a "
+            "configuration that costs no more."
+        )
+    both = [(e, plan.screening_of(e.candidate)) for e in plan.replayed]
+    differences = [abs(e.hit_ratio - short.hit_ratio) for e, short in both if short is not None]
+    if differences:
+        sentences.append(
+            f"Screening and full replay differ by at most {100 * max(differences):.2f} points of "
+            "hits."
         )
     return tuple(sentences)
 

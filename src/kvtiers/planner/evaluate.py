@@ -3,8 +3,8 @@
 Each worker gets the trace once, at its start. A configuration comes back as an `Evaluation`, which
 is small; the whole outcome of a replay (series, ledger) comes back only where it is asked for.
 
-*Screening* replays the whole trace with every output cut to a few tokens and with pages as large as
-the trace's blocks: most of a replay's time goes into decoding and into small pages, while hits,
+*Screening* replays the whole trace with every output cut to its first token and with pages as large
+as the trace's blocks: most of a replay's time goes into decoding and into small pages, while hits,
 copies and prefill queueing depend little on either. What the screening ranks first is replayed in
 full before anything is recommended.
 """
@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,13 +26,13 @@ from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.machines import Machine
 from kvtiers.planner.models import ModelShape
 from kvtiers.planner.prompts import PromptKeys
-from kvtiers.planner.replay import ReplayConfig, replay
+from kvtiers.planner.replay import Patience, ReplayConfig, replay
 from kvtiers.planner.search import Candidate
 from kvtiers.planner.summary import summarise
 from kvtiers.planner.units import GIB
 from kvtiers.types import CacheConfig, PoolSpec
 
-SCREENING_OUTPUT_TOKENS = 4
+SCREENING_OUTPUT_TOKENS = 1
 SCREENING_PAGE_TOKENS_MAX = 512
 
 
@@ -94,6 +95,16 @@ class Evaluation:
     outcome: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A replay that was not worth its end: its TTFT p95 is above `ttft_p95_above_seconds`, which
+    was proved when `requests` requests had been answered."""
+
+    candidate: Candidate
+    requests: int
+    ttft_p95_above_seconds: float
+
+
 def evaluate(
     columns: TraceColumns,
     keys: PromptKeys,
@@ -101,9 +112,20 @@ def evaluate(
     candidate: Candidate,
     *,
     full: bool,
-) -> Evaluation:
-    """Replay one configuration, in this process."""
-    outcome = summarise(replay(columns, setting.replay_config(candidate), keys=keys))
+    patience_seconds: float | None = None,
+) -> Evaluation | GivenUp:
+    """Replay one configuration, in this process.
+
+    It is given up as soon as its TTFT p95 is proved to be above `patience_seconds`.
+    """
+    patience = None
+    if patience_seconds is not None:
+        patience = Patience(patience_seconds, late_max(columns.requests))
+    result = replay(columns, setting.replay_config(candidate), keys=keys, patience=patience)
+    if not result.complete:
+        assert patience_seconds is not None
+        return GivenUp(candidate, len(result.requests), patience_seconds)
+    outcome = summarise(result)
     ttft = outcome["ttft_seconds"] or {"p50": math.inf, "p95": math.inf}
     losses = outcome["losses"]
     return Evaluation(
@@ -125,6 +147,15 @@ def evaluate(
     )
 
 
+def late_max(requests: int) -> int:
+    """How many of so many values may be above a limit while their 95th percentile need not be.
+
+    The percentile lies between the values of rank `floor(0.95 (n - 1))` and the next one, from 0;
+    fewer values (refused requests have none) allow fewer.
+    """
+    return requests - math.floor(0.95 * (requests - 1)) - 1
+
+
 def with_short_outputs(columns: TraceColumns) -> TraceColumns:
     """The same trace with outputs cut to what screening decodes."""
     cut = np.minimum(columns.output_tokens, SCREENING_OUTPUT_TOKENS)
@@ -135,6 +166,7 @@ class Pool:
     """Processes that replay configurations of one trace. Use as a context manager."""
 
     def __init__(self, columns: TraceColumns, setting: Setting, processes: int) -> None:
+        self._processes = processes
         self._executor = ProcessPoolExecutor(
             processes,
             # not fork: a progress bar's thread may hold a lock at that moment
@@ -149,11 +181,28 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def map(self, candidates: Sequence[Candidate], *, full: bool) -> Iterator[Evaluation]:
-        """Evaluations in the order in which they are done."""
-        futures = [self._executor.submit(_work, candidate, full) for candidate in candidates]
-        for future in as_completed(futures):
-            yield future.result()
+    def map(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        full: bool,
+        patience_seconds: Callable[[Candidate], float | None] = lambda candidate: None,
+    ) -> Iterator[Evaluation | GivenUp]:
+        """Evaluations in the order in which they are done.
+
+        `patience_seconds` is asked when a candidate's turn comes, so that it may depend on what
+        has been yielded until then.
+        """
+        waiting = deque(candidates)
+        running: set[Future[Evaluation | GivenUp]] = set()
+        while waiting or running:
+            while waiting and len(running) < self._processes:
+                candidate = waiting.popleft()
+                patience = patience_seconds(candidate)
+                running.add(self._executor.submit(_work, candidate, full, patience))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
 
 
 _worker: dict[bool, tuple[TraceColumns, PromptKeys, Setting]] = {}
@@ -167,6 +216,6 @@ def _start_worker(columns: TraceColumns, setting: Setting) -> None:
     _worker[False] = (short, PromptKeys(short), setting.screening(columns.block_tokens))
 
 
-def _work(candidate: Candidate, full: bool) -> Evaluation:
+def _work(candidate: Candidate, full: bool, patience_seconds: float | None) -> Evaluation | GivenUp:
     columns, keys, setting = _worker[full]
-    return evaluate(columns, keys, setting, candidate, full=full)
+    return evaluate(columns, keys, setting, candidate, full=full, patience_seconds=patience_seconds)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from kvtiers.errors import ConfigError
 from kvtiers.planner.columns import TraceColumns
-from kvtiers.planner.evaluate import Evaluation, Pool, Setting
+from kvtiers.planner.evaluate import Evaluation, GivenUp, Pool, Setting
+from kvtiers.planner.screening import Screened, screen
 from kvtiers.planner.search import (
     POLICIES,
     Bound,
@@ -71,6 +72,8 @@ class Plan:
     considered: int
     excluded: Counter[Excluded]
     screened: list[Evaluation]
+    given_up: list[GivenUp]
+    """Whose screening was not worth its end (`planner.screening`)."""
     replayed: list[Evaluation]
     choice: Evaluation
     reached: bool
@@ -78,8 +81,9 @@ class Plan:
     steps: list[Evaluation]
     """The front: each costs more than the one before and answers sooner."""
 
-    def screening_of(self, candidate: Candidate) -> Evaluation:
-        return next(e for e in self.screened if e.candidate == candidate)
+    def screening_of(self, candidate: Candidate) -> Evaluation | None:
+        """What the screening found; None where it was given up."""
+        return next((e for e in self.screened if e.candidate == candidate), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,10 @@ def make_plan(
     facts = TraceFacts.of(name, columns, setting)
     pruned = prune(space.candidates(bound), bound, target, prices, facts.prefill_share)
     with Pool(columns, setting, processes) as pool:
-        screened = _replay(pool, pruned.kept, "screening", False, progress)
-        finalists = choose_finalists(screened, target, prices)
-        replayed = _replay(pool, finalists, "full replays", True, progress)
+        screened = _screen(pool, pruned.kept, target, prices, progress)
+        given_up = [each.candidate for each in screened.given_up]
+        finalists = choose_finalists(screened.evaluations, target, prices, given_up)
+        replayed = _replay_in_full(pool, finalists, progress)
     if all(e.hit_ratio == 0 and e.ttft_p95_seconds == float("inf") for e in replayed):
         raise ConfigError(
             f"a device of {space.device_gib:g} GiB of KV memory can hold none of the trace's "
@@ -147,7 +152,8 @@ def make_plan(
         trace=facts,
         considered=pruned.considered,
         excluded=pruned.excluded,
-        screened=screened,
+        screened=screened.evaluations,
+        given_up=screened.given_up,
         replayed=replayed,
         choice=choice,
         reached=reached,
@@ -222,15 +228,22 @@ def front(evaluations: Sequence[Evaluation], prices: Prices) -> list[Evaluation]
 
 
 def choose_finalists(
-    screened: Sequence[Evaluation], target: Target, prices: Prices
+    screened: Sequence[Evaluation],
+    target: Target,
+    prices: Prices,
+    given_up: Sequence[Candidate] = (),
 ) -> list[Candidate]:
-    """What deserves a full replay: the base, the likely choice under every policy, the front."""
+    """What deserves a full replay: the base, the likely choice under every policy, the front.
+
+    Policies whose screening was `given_up` are among those: why they are not chosen is part of the
+    answer.
+    """
     choice, _ = choose(screened, target, prices)
-    base = [e for e in screened if not e.candidate.host_gib]
+    base = [e.candidate for e in screened if not e.candidate.host_gib]
     likely = [
-        e
-        for e in screened
-        if (e.candidate.host_gib, e.candidate.storage_gib)
+        candidate
+        for candidate in [*(e.candidate for e in screened), *given_up]
+        if (candidate.host_gib, candidate.storage_gib)
         == (choice.candidate.host_gib, choice.candidate.storage_gib)
     ]
     steps = front(screened, prices)
@@ -242,8 +255,8 @@ def choose_finalists(
             e.ttft_p95_seconds,
         ),
     )
-    ordered = [*base, choice, *likely, *_spread(steps, 5), *near]
-    return list(dict.fromkeys(e.candidate for e in ordered))[:FINALISTS_MAX]
+    others = [e.candidate for e in [*_spread(steps, 5), *near]]
+    return list(dict.fromkeys([*base, choice.candidate, *likely, *others]))[:FINALISTS_MAX]
 
 
 def _spread(steps: Sequence[Evaluation], most: int) -> list[Evaluation]:
@@ -256,18 +269,30 @@ def _thrift(evaluation: Evaluation, prices: Prices) -> tuple[float, float]:
     return (evaluation.candidate.cost(prices), evaluation.ttft_p95_seconds)
 
 
-def _replay(
+def _screen(
     pool: Pool,
     candidates: Sequence[Candidate],
-    phase: str,
-    full: bool,
+    target: Target,
+    prices: Prices,
     progress: Progress | None,
+) -> Screened:
+    def told(done: int) -> None:
+        if progress is not None:
+            progress("screening", done, len(candidates))
+
+    told(0)
+    return screen(pool, candidates, target, prices, told)
+
+
+def _replay_in_full(
+    pool: Pool, candidates: Sequence[Candidate], progress: Progress | None
 ) -> list[Evaluation]:
     done: list[Evaluation] = []
     if progress is not None:
-        progress(phase, 0, len(candidates))
-    for evaluation in pool.map(candidates, full=full):
+        progress("full replays", 0, len(candidates))
+    for evaluation in pool.map(candidates, full=True):
+        assert isinstance(evaluation, Evaluation), "nothing is given up without a limit"
         done.append(evaluation)
         if progress is not None:
-            progress(phase, len(done), len(candidates))
+            progress("full replays", len(done), len(candidates))
     return sorted(done, key=lambda e: e.candidate)

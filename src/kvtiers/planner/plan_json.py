@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from kvtiers.planner.advice import advise
-from kvtiers.planner.evaluate import Evaluation
+from kvtiers.planner.evaluate import Evaluation, GivenUp
 from kvtiers.planner.plan import Plan
+from kvtiers.planner.search import Candidate
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "searched": {
             "considered": plan.considered,
             "excluded_by_curve": {why.value: count for why, count in plan.excluded.items()},
-            "screened": len(plan.screened),
+            "screened": len(plan.screened) + len(plan.given_up),
+            "given_up": len(plan.given_up),
             "replayed": len(plan.replayed),
         },
         "answer": [
@@ -44,12 +46,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "steps": [_evaluation(each, plan) for each in plan.steps],
         "replayed": [_evaluation(each, plan) for each in plan.replayed],
         "screened": [_evaluation(each, plan) for each in plan.screened],
+        "given_up": [_given_up(each, plan) for each in plan.given_up],
         "outcome": plan.choice.outcome,
     }
 
 
-def _evaluation(e: Evaluation, plan: Plan) -> dict[str, Any]:
-    candidate = e.candidate
+def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
     return {
         "device_gib": candidate.device_gib,
         "host_gib": candidate.host_gib,
@@ -57,6 +59,20 @@ def _evaluation(e: Evaluation, plan: Plan) -> dict[str, Any]:
         "write_policy": candidate.write_policy.value,
         "retention": candidate.retention.value,
         "cost": candidate.cost(plan.prices),
+    }
+
+
+def _given_up(each: GivenUp, plan: Plan) -> dict[str, Any]:
+    return {
+        **_candidate(each.candidate, plan),
+        "after_requests": each.requests,
+        "ttft_p95_above_seconds": each.ttft_p95_above_seconds,
+    }
+
+
+def _evaluation(e: Evaluation, plan: Plan) -> dict[str, Any]:
+    return {
+        **_candidate(e.candidate, plan),
         "hit_ratio": e.hit_ratio,
         "hit_ratios": e.hit_ratios,
         "ttft_p50_seconds": _finite(e.ttft_p50_seconds),

@@ -82,9 +82,18 @@ class ServedRequest:
     e2e_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a replay is given up: once more than `late_max` requests had their first token later
+    than `ttft_seconds`."""
+
+    ttft_seconds: float
+    late_max: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayResult:
-    """Everything that a replay found out."""
+    """Everything that a replay found out. Not `complete`: it was given up (`Patience`)."""
 
     config: ReplayConfig
     requests: list[ServedRequest]
@@ -99,6 +108,7 @@ class ReplayResult:
     storage_held_pages: int
     storage_written_pages: int
     waiting_at_last_arrival: int
+    complete: bool = True
 
 
 def replay(
@@ -107,18 +117,27 @@ def replay(
     *,
     keys: PromptKeys | None = None,
     progress: Callable[[int], None] | None = None,
+    patience: Patience | None = None,
 ) -> ReplayResult:
-    """Serve a whole trace in virtual time.
+    """Serve a whole trace in virtual time, or as much of it as `patience` lasts for.
 
     `progress` is told the number of requests that have arrived, now and then. Raises
     `InvariantViolation` when the books do not balance at the end, or when nothing moves any more.
     """
-    return _Replay(columns, config, keys or PromptKeys(columns)).run(progress)
+    return _Replay(columns, config, keys or PromptKeys(columns), patience).run(progress)
 
 
 class _Replay:
-    def __init__(self, columns: TraceColumns, config: ReplayConfig, keys: PromptKeys) -> None:
+    def __init__(
+        self,
+        columns: TraceColumns,
+        config: ReplayConfig,
+        keys: PromptKeys,
+        patience: Patience | None,
+    ) -> None:
         self.columns = columns
+        self.patience = patience
+        self.late_requests = 0
         self.config = config
         self.keys = keys
         self.namespace = Namespace("replay")
@@ -187,6 +206,7 @@ class _Replay:
         next_tick = 0.0
         stuck_rounds = 0
         waiting_at_last_arrival = 0
+        complete = True
         while True:
             before = clock()
             if self._arrive(before) and progress is not None:
@@ -201,6 +221,9 @@ class _Replay:
             for output in outputs:
                 if output.outcome is not None:
                     self._note_end(output)
+            if self.patience is not None and self.late_requests > self.patience.late_max:
+                complete = False
+                break
             now = clock()
             if executor.batches == batches:
                 when = self._next_event()
@@ -214,7 +237,8 @@ class _Replay:
             elif not outputs:
                 stuck_rounds += 1
                 self._require_movement(stuck_rounds)
-        self._require_clean_end()
+        if complete:
+            self._require_clean_end()
         return ReplayResult(
             config=self.config,
             requests=self.served,
@@ -228,6 +252,7 @@ class _Replay:
             storage_held_pages=self.storage.held_pages if self.storage else 0,
             storage_written_pages=self.storage.written_pages if self.storage else 0,
             waiting_at_last_arrival=waiting_at_last_arrival,
+            complete=complete,
         )
 
     def _arrive(self, now: float) -> bool:
@@ -253,6 +278,9 @@ class _Replay:
         assert request.ended_at is not None
         self.executor.forget(request.request_id)
         arrival = request.arrival
+        ttft = _since(arrival, request.first_token_at)
+        if self.patience is not None and ttft is not None and ttft > self.patience.ttft_seconds:
+            self.late_requests += 1
         self.served.append(
             ServedRequest(
                 number=request.request_id,
@@ -262,7 +290,7 @@ class _Replay:
                 output_tokens=len(request.output),
                 split=request.split,
                 queued_seconds=_since(arrival, request.admitted_at),
-                ttft_seconds=_since(arrival, request.first_token_at),
+                ttft_seconds=ttft,
                 e2e_seconds=request.ended_at - arrival,
             )
         )

@@ -40,9 +40,11 @@ def html_report(plan: Plan) -> str:
         _links(outcome),
         _times(outcome),
         _configurations("Replayed in full", plan.replayed, plan),
-        f"<details><summary>Screened, with outputs cut short ({len(plan.screened):,})</summary>",
+        "<details><summary>Screened to the end, outputs cut to their first token "
+        f"({len(plan.screened):,})</summary>",
         _configurations("", plan.screened, plan),
         "</details>",
+        _given_up(plan),
         _ledger(outcome),
     ]
     return (
@@ -273,6 +275,26 @@ def _configurations(title: str, evaluations: Sequence[Evaluation], plan: Plan) -
     marked = [e is plan.choice for e in ordered]
     heading = f"<h2>{escape(title)}</h2>" if title else ""
     return heading + _table(header, rows, marked)
+
+
+def _given_up(plan: Plan) -> str:
+    if not plan.given_up:
+        return ""
+    rows = [
+        (
+            f"{each.candidate.host_gib:,.0f}",
+            f"{each.candidate.storage_gib:,.0f}",
+            each.candidate.policy if each.candidate.host_gib else "-",
+            f"{each.requests:,}",
+            f"{each.ttft_p95_above_seconds:.2f}",
+        )
+        for each in sorted(plan.given_up, key=lambda e: e.candidate.cost(plan.prices))
+    ]
+    header = ("host GiB", "storage GiB", "policy", "after requests", "TTFT p95 s above")
+    return (
+        "<details><summary>Screenings given up: one that costs no more answers sooner "
+        f"({len(rows):,})</summary>{_table(header, rows)}</details>"
+    )
 
 
 def _ledger(outcome: dict[str, Any]) -> str:
