@@ -59,7 +59,7 @@ def validate(
     pause_seconds: Annotated[
         float,
         typer.Option(help="Mean pause of a client before a question.", rich_help_panel=_LOAD),
-    ] = 2.0,
+    ] = 5.0,
     seed: Annotated[int, typer.Option(help="Of pauses and order.", rich_help_panel=_LOAD)] = 1,
     tolerance: Annotated[
         float,

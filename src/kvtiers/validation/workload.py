@@ -34,7 +34,7 @@ class WorkloadShape:
     clients: int = 8
     conversations: int = 3
     turns: int = 4
-    pause_seconds: float = 2.0
+    pause_seconds: float = 5.0
     """Mean of the exponentially distributed pause of a client before each request."""
     answer_tokens_max: int = 24
     text_characters_max: int | None = None
