@@ -81,7 +81,14 @@ def _view(look: Look, rates: Rates | None) -> Group:
         f"{state['policies']['write_policy']}/{state['policies']['retention']}  books {balanced}"
         + ("  [yellow]draining[/]" if state["draining"] else "")
     )
-    return Group(title, _tiers(state), _hits(state, rates), _copies(state, rates), _losses(state))
+    return Group(
+        title,
+        _tiers(state),
+        _hits(state, rates),
+        _what_if(state),
+        _copies(state, rates),
+        _losses(state),
+    )
 
 
 def _tiers(state: dict[str, Any]) -> Table:
@@ -131,6 +138,15 @@ def _hits(state: dict[str, Any], rates: Rates | None) -> Table:
             *(form.format(tokens[m]) for m in ("device_hit", "host_hit", "storage_hit", "input")),
             "-" if ratio is None else f"{ratio:.1%}",
         )
+    return table
+
+
+def _what_if(state: dict[str, Any]) -> Table:
+    """What each tier would find, together with those above it, at other sizes."""
+    sizes = list(dict.fromkeys(size for of in state["what_if"].values() for size in of))
+    table = _table("hit rate if a tier were", *sizes)
+    for tier, ratios in state["what_if"].items():
+        table.add_row(tier, *(f"{ratios[size]:.1%}" for size in sizes))
     return table
 
 

@@ -45,9 +45,12 @@ class Answers:
         self,
         decode: Callable[[Sequence[int]], str],
         stop_request: Callable[[int], object],
+        ended: Callable[[Request], object] = lambda sequence: None,
     ) -> None:
+        """`ended` is told of every answer's scheduler request when it has ended."""
         self._decode = decode
         self._stop_request = stop_request
+        self._ended = ended
         self._live: dict[int, _Answer] = {}
 
     def __len__(self) -> int:
@@ -125,6 +128,7 @@ class Answers:
             split=sequence.split,
             message=message,
         )
+        self._ended(sequence)
         _tell(answer, event)
 
 

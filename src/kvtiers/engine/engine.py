@@ -61,7 +61,7 @@ class LLMEngine:
         self.kv_bytes_per_token = model.layout.bytes_per_token
         self.device_pages = parts.cache.config.device_pages
         self.host_pages = parts.cache.config.host_pages
-        self._answers = Answers(codec.decode, parts.scheduler.finish)
+        self._answers = Answers(codec.decode, parts.scheduler.finish, self._remember)
         self._loop = EngineLoop(parts, self._answers)
         self._ids = count(1)
         self._lock = threading.Lock()
@@ -136,6 +136,7 @@ class LLMEngine:
             for sequence in sequences:
                 if request.capture_logits and self.parts.capture is not None:
                     self.parts.capture.want(sequence.request_id)
+                self.parts.what_if.ask(sequence.prompt, namespace)
                 self.parts.scheduler.add(sequence)
 
         if not self._loop.post(take_up):
@@ -156,6 +157,10 @@ class LLMEngine:
         """Captured logits of answer `index`, (tokens, vocabulary), once."""
         capture = self.parts.capture
         return None if capture is None else capture.take(request_id + index)
+
+    def _remember(self, sequence: Request) -> None:
+        if sequence.output:
+            self.parts.what_if.use(sequence.key, sequence.namespace)
 
     def _check(self, request: GenerationRequest) -> bytes:
         """The request's prompt as a key; `InvalidRequest` for what can never be served."""

@@ -26,6 +26,7 @@ from kvtiers.engine.config import GIB, EngineConfig
 from kvtiers.engine.executor import TorchExecutor
 from kvtiers.engine.pools import KvPools
 from kvtiers.engine.served_model import ServedModel
+from kvtiers.engine.what_if import WhatIf
 from kvtiers.errors import ConfigError, StorageError
 from kvtiers.metrics.gauges import Gauges
 from kvtiers.metrics.ledger import Ledger
@@ -66,6 +67,7 @@ class EngineParts:
     scheduler: Scheduler
     executor: TorchExecutor
     capture: LogitsCapture | None
+    what_if: WhatIf
     clock: Callable[[], float]
     open_store: StoreFactory
     store: PageStore | None = None
@@ -111,6 +113,7 @@ class EngineParts:
             link_ceiling_bytes_per_second=self.controller.link_ceilings,
             storage_used_bytes=stats.used_bytes if stats else 0,
             storage_quota_bytes=stats.quota_bytes if stats else 0,
+            what_if=self.what_if.ratios(),
         )
 
     def audit(self) -> None:
@@ -292,11 +295,22 @@ def assemble(
         scheduler=scheduler,
         executor=executor,
         capture=capture,
+        what_if=_what_if(config, device_pages, host_pages, page_bytes),
         clock=clock,
         open_store=open_store,
         store=store,
         recorder=recorder,
     )
+
+
+def _what_if(config: EngineConfig, device_pages: int, host_pages: int, page_bytes: int) -> WhatIf:
+    stored_bytes = config.storage_gib * GIB if config.storage_dir is not None else 0
+    capacities = {
+        Tier.DEVICE: device_pages,
+        Tier.HOST: host_pages,
+        Tier.STORAGE: int(stored_bytes) // page_bytes,
+    }
+    return WhatIf(config.page_tokens, capacities, config.retention)
 
 
 def storage_worker(store: PageStore, config: EngineConfig, pools: KvPools) -> StorageWorker:

@@ -8,9 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TypeAlias
 
 from kvtiers.types import Purpose, Tier
+
+
+class WhatIfSize(StrEnum):
+    """An imagined size of a tier, as a multiple of the one it has."""
+
+    HALF = "x0.5"
+    SAME = "x1"
+    DOUBLE = "x2"
+    FOURFOLD = "x4"
+
+    @property
+    def factor(self) -> float:
+        return float(self[1:])
+
+
+WhatIfRatios: TypeAlias = Mapping[tuple[Tier, WhatIfSize], float]
+"""Share of prompt tokens found in a tier or above it, were the tier of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +52,7 @@ class Gauges:
     link_ceiling_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
     storage_used_bytes: int = 0
     storage_quota_bytes: int = 0
+    what_if: WhatIfRatios = field(default_factory=dict)
 
 
 GaugeSource: TypeAlias = Callable[[], Gauges]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from kvtiers.metrics.books import TierBook
-from kvtiers.metrics.gauges import Gauges
+from kvtiers.metrics.gauges import Gauges, WhatIfSize
 from kvtiers.metrics.histogram import Histogram
 from kvtiers.metrics.identities import IDENTITIES
 from kvtiers.metrics.ledger import Ledger
@@ -129,6 +129,12 @@ def _namespaces(ledger: Ledger, gauges: Gauges) -> Iterator[Sample]:
             yield (name, tier), pages * ledger.page_tokens
 
 
+def _what_if(ledger: Ledger, gauges: Gauges) -> Iterator[Sample]:
+    for tier in Tier:
+        for size in WhatIfSize:
+            yield (tier, size), gauges.what_if.get((tier, size), 0.0)
+
+
 def _imbalances(ledger: Ledger, gauges: Gauges) -> Iterator[Sample]:
     for identity in IDENTITIES:
         yield (identity.name,), identity.imbalance(ledger)
@@ -236,6 +242,7 @@ READERS: dict[str, Reader] = {
     "num_running_reqs": _gauge(lambda gauges: gauges.running_requests),
     "num_queue_reqs": _gauge(lambda gauges: gauges.queued_requests),
     "namespace_tokens": _namespaces,
+    "what_if_hit_ratio": _what_if,
     "ledger_imbalance": _imbalances,
     "ledger_audits_total": _one(lambda ledger: ledger.audits),
     "tier_evicted_tokens_total": _left,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtiers.metrics.books import STAGES
+from kvtiers.metrics.gauges import WhatIfSize
 from kvtiers.metrics.histogram import (
     COPY_SECONDS,
     GIGABYTES_PER_SECOND,
@@ -482,6 +483,16 @@ _INSIGHT = (
         "Asked for again after they had left their last tier, by that tier and why they left it; "
         "when the request that asks is admitted.",
         (_TIER, _closed("reason", LeaveReason)),
+    ),
+    Series(
+        "what_if_hit_ratio",
+        Kind.GAUGE,
+        Group.INSIGHT,
+        "ratio",
+        "Share of prompt tokens that would be found in this tier or above it, were it so many "
+        "times as large as it is; from imagined caches over about the last thousand requests. "
+        "Beside `x1` stands what bigger memory buys; 0 for a tier there is none of.",
+        (_closed("tier", Tier), _closed("capacity", WhatIfSize)),
     ),
     Series(
         "prefill_missed_tokens_total",

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from kvtiers.metrics.books import CopyBook, TierBook
+from kvtiers.metrics.gauges import WhatIfRatios
 from kvtiers.metrics.identities import IDENTITIES
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.server.context import ServerContext
@@ -87,6 +88,7 @@ def cache_state(context: ServerContext) -> CacheState:
             missed_tokens={str(reason): n for reason, n in first.missed_tokens.items()},
             dropped_tokens=_dropped(ledger),
             copies={str(purpose): _copies(ledger, book) for purpose, book in ledger.copies.items()},
+            what_if=_by_tier(parts.what_if.ratios()),
             uptime_seconds=time.monotonic() - context.started_at,
             draining=context.draining,
             balanced=not any(ledger.imbalances().values()),
@@ -126,6 +128,13 @@ def _dropped(ledger: Ledger) -> dict[str, int]:
         * sum(book.left_pages[LeaveOutcome.DROPPED, reason] for book in ledger.tiers.values())
         for reason in LOSS_REASONS
     }
+
+
+def _by_tier(ratios: WhatIfRatios) -> dict[str, dict[str, float]]:
+    by_tier: dict[str, dict[str, float]] = {}
+    for (tier, size), ratio in ratios.items():
+        by_tier.setdefault(tier, {})[size] = ratio
+    return by_tier
 
 
 def _storage(stats: StoreStats | None, name: str | None) -> StorageState:

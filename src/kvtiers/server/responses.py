@@ -247,6 +247,9 @@ class CacheState(Wire):
     missed_tokens: dict[str, int] = Field(description="Computed prompt tokens by reason")
     dropped_tokens: dict[str, int] = Field(description="Device tokens lost, by reason")
     copies: dict[str, CopyState]
+    what_if: dict[str, dict[str, float]] = Field(
+        description="`what_if_hit_ratio`: by tier and imagined size (x0.5, x1, x2, x4)"
+    )
     uptime_seconds: float
     draining: bool
     balanced: bool

@@ -27,3 +27,19 @@ def test_a_fresh_server_shows_every_series_at_zero(start_server: StartServer) ->
     dropped = families["kvtiers_hicache_dropped_tokens"].samples
     assert {sample.labels["reason"] for sample in dropped} == {str(r) for r in LOSS_REASONS}
     assert {sample.labels["model_name"] for sample in effective} == {"tiny"}
+
+
+def test_a_prompt_that_comes_back_shows_in_the_what_if_curve(start_server: StartServer) -> None:
+    server = start_server()
+    for _ in range(3):
+        body = {"model": "tiny", "prompt": list(range(1, 200)), "max_tokens": 4}
+        server.http.post("/v1/completions", json=body).raise_for_status()
+    ratios = server.http.get("/cache/state").raise_for_status().json()["what_if"]
+    # Two of three prompts, apart from the tokens of the last, partial page.
+    assert 0.5 < ratios["device"]["x1"] < 2 / 3
+    text = server.http.get("/metrics").raise_for_status().text
+    families = {f.name: f for f in text_string_to_metric_families(text)}
+    samples = families["sglang:what_if_hit_ratio"].samples
+    shown = {(s.labels["tier"], s.labels["capacity"]): s.value for s in samples}
+    assert shown["device", "x1"] == ratios["device"]["x1"]
+    assert shown["storage", "x1"] == 0  # there is none
