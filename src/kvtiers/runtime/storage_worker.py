@@ -28,6 +28,7 @@ from kvtiers.errors import ConfigError, ProtocolError
 from kvtiers.events import Copy, Fact, FactTuple, Lookup
 from kvtiers.runtime.lanes import JobState, Lane
 from kvtiers.runtime.page_names import PageNames
+from kvtiers.runtime.rare_log import RareLog
 from kvtiers.runtime.staging import StagingArea, staging_pages
 from kvtiers.runtime.storage_port import StorageResult
 from kvtiers.storage.port import PageRef, PageStore
@@ -120,6 +121,7 @@ class StorageWorker:
         self._facts: list[FactTuple] = []
         self._notify: Callable[[], None] = lambda: None
         self._closed = False
+        self._raised = RareLog(log)
 
         def reader() -> Callable[[_Job], None]:
             staging = StagingArea(specs, self._batch_pages)
@@ -393,7 +395,13 @@ class StorageWorker:
         try:
             outcomes = call()
         except Exception:
-            log.exception("store '%s' raised in %s of %d pages", store.name, job.op, pages)
+            self._raised.exception(
+                (store.name, job.op),
+                "store '%s' raised in %s of %d pages",
+                store.name,
+                job.op,
+                pages,
+            )
             outcomes = [FailReason.STORAGE] * pages
         with self._lock:
             if job.is_stuck:
