@@ -1,8 +1,14 @@
 """Screening: what is given up is beaten for certain, and what is given up is told."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,3 +195,51 @@ def test_what_was_given_up_is_told_in_words_in_json_and_in_the_report(plan: Plan
     nothing = replace(plan, given_up=[])
     assert "given up" not in as_text(advise(nothing))
     assert "Screenings given up" not in html_report(nothing)
+
+
+# ------------------------------------------------------------------------- processes
+
+_PLAN_IN_A_PROCESS = """
+from kvtiers.planner.columns import TraceColumns
+from kvtiers.planner.evaluate import Pool, Setting
+from kvtiers.planner.machines import machine_of_table
+from kvtiers.planner.models import MODELS
+from kvtiers.planner.search import Candidate
+from kvtiers.types import Retention, WritePolicy
+from kvtiers.workload import SynthesisSpec, synthesise
+
+if __name__ == "__main__":
+    model = MODELS["llama-3.1-8b"]
+    columns = TraceColumns.load(synthesise(SynthesisSpec(20_000, seed=5, block_tokens=64)))
+    setting = Setting(model, machine_of_table("h200", model), page_tokens=64)
+    candidate = Candidate(16.0, 32.0, 0.0, WritePolicy.WRITE_THROUGH, Retention.INCLUSIVE)
+    with Pool(columns, setting, 1) as pool:
+        pool._executor.submit(int).result()  # the worker is there
+        print(*pool._executor._processes, flush=True)
+        next(pool.map([candidate], full=True))
+"""
+
+
+def test_a_plan_that_is_killed_leaves_no_worker_behind(tmp_path: Path) -> None:
+    script = tmp_path / "plan.py"
+    script.write_text(_PLAN_IN_A_PROCESS)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        worker = int(running.stdout.readline())
+        running.kill()
+    for _ in range(600):
+        if not _alive(worker):
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    raise AssertionError("the worker outlived its parent by a minute")
+
+
+def _alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -14,10 +14,13 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -208,7 +211,16 @@ class Pool:
 _worker: dict[bool, tuple[TraceColumns, PromptKeys, Setting]] = {}
 
 
+def _end_with_parent() -> None:
+    """A plan that is killed takes its workers with it, in the middle of a replay too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "workers have a parent"
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
 def _start_worker(columns: TraceColumns, setting: Setting) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # late copies are part of the outcome; a worker has nobody to log them to
     logging.getLogger("kvtiers.runtime").setLevel(logging.ERROR)
     short = with_short_outputs(columns)
