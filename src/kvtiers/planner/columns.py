@@ -37,6 +37,8 @@ class TraceColumns:
     output_starts: IntArray | None = None
     """Where a trace names the blocks that outputs complete: as `starts`, for `output_block_ids`."""
     output_block_ids: IntArray | None = None
+    output_tokens_max: IntArray | None = None
+    """Where a trace says how many tokens of output were allowed; never below `output_tokens`."""
 
     @property
     def requests(self) -> int:
@@ -74,6 +76,7 @@ class TraceColumns:
         outputs: list[int] = []
         arrivals: list[float] = []
         output_ids: list[BlockIds] = []
+        allowed: list[int] = []
         block_tokens = 0
         for request in requests:
             if block_tokens not in (0, request.block_tokens):
@@ -87,6 +90,7 @@ class TraceColumns:
             inputs.append(request.input_tokens)
             outputs.append(request.output_tokens)
             arrivals.append(request.arrival_seconds)
+            allowed.append(request.output_tokens_max or request.output_tokens)
             output_ids.append(
                 _NONE if request.output_block_ids is None else request.output_block_ids
             )
@@ -102,6 +106,7 @@ class TraceColumns:
             arrival_seconds=np.array(arrivals, np.float64),
             output_starts=_starts([len(e) for e in output_ids]) if outputs_named else None,
             output_block_ids=np.concatenate(output_ids) if outputs_named else None,
+            output_tokens_max=np.array(allowed, np.int64) if allowed != outputs else None,
         )
 
     def require_prefix_ids(self) -> None:

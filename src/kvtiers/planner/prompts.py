@@ -21,6 +21,8 @@ from kvtiers.planner.columns import TraceColumns
 Tokens = npt.NDArray[np.int32]
 
 _FILLER_FROM = 1 << 30
+END_TOKEN = (1 << 31) - 1
+"""Ends an answer before its client's limit; no block and no filler has this token."""
 
 
 class PromptKeys:
@@ -56,15 +58,25 @@ class PromptKeys:
 
     def output(self, request: int) -> list[int]:
         """The tokens of the answer; an output of no token gets one, which ends it."""
+        tokens: list[int]
         if self._columns.output_starts is not None:
             prompt = int(self._columns.input_tokens[request])
-            tokens: list[int] = self.sequence(request)[prompt:].tolist()
-            return tokens
-        return [_FILLER_FROM + request] * self.output_tokens(request)
+            tokens = self.sequence(request)[prompt:].tolist()
+        else:
+            tokens = [_FILLER_FROM + request] * self.output_tokens(request)
+        if len(tokens) < self.output_tokens_max(request):
+            tokens[-1] = END_TOKEN  # the last token of an answer is never in the cache
+        return tokens
 
     def output_tokens(self, request: int) -> int:
         """How many tokens the answer has: at least one."""
         return max(1, int(self._columns.output_tokens[request]))
+
+    def output_tokens_max(self, request: int) -> int:
+        """How many tokens the answer might have had: at least as many as it has."""
+        tokens = self.output_tokens(request)
+        allowed = self._columns.output_tokens_max
+        return tokens if allowed is None else max(tokens, int(allowed[request]))
 
     def sequence(self, request: int) -> Tokens:
         """Every token of prompt and output."""

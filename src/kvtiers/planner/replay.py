@@ -21,7 +21,7 @@ from kvtiers.metrics.ledger import Ledger
 from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.flows import Flows
 from kvtiers.planner.machines import Machine
-from kvtiers.planner.prompts import PromptKeys
+from kvtiers.planner.prompts import END_TOKEN, PromptKeys
 from kvtiers.planner.virtual_clock import VirtualClock
 from kvtiers.planner.virtual_executor import VirtualExecutor
 from kvtiers.planner.virtual_storage import BACKEND, VirtualStorage
@@ -189,6 +189,7 @@ class _Replay:
             self.transfer,
             output_of=self.keys.output,
             next_event=self._next_outside_event,
+            answers_stop=columns.output_tokens_max is not None,
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -260,12 +261,17 @@ class _Replay:
         while self.next_request < len(self.arrivals) and self.arrivals[self.next_request] <= now:
             number = self.next_request
             self.next_request += 1
-            output_tokens = self.keys.output_tokens(number)
+            # room is kept for what was allowed, and the answer ends where it did
+            params = SamplingParams(
+                max_tokens=self.keys.output_tokens_max(number),
+                stop_token_ids=(END_TOKEN,),
+                ignore_eos=True,
+            )
             self.scheduler.add(
                 Request(
                     number,
                     self.keys.prompt(number),
-                    SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+                    params,
                     self.namespace,
                     self.arrivals[number],
                 )

@@ -25,6 +25,7 @@ LINK_LIMIT_SHARE = 0.9
 """A link whose mean rate over the replay is above this share of its ceiling holds others up."""
 
 _POINTS = 200
+_SERVED = (RequestOutcome.LENGTH, RequestOutcome.STOP)
 
 
 def distribution(values: Iterable[float | None]) -> dict[str, float] | None:
@@ -64,7 +65,7 @@ def summarise(result: ReplayResult) -> dict[str, Any]:
         },
         "configuration": configuration(result),
         "requests": {
-            "served": sum(r.outcome is RequestOutcome.LENGTH for r in requests),
+            "served": sum(r.outcome in _SERVED for r in requests),
             "refused": sum(r.outcome is RequestOutcome.REFUSED for r in requests),
             "of": len(requests),
             "waiting_at_last_arrival": result.waiting_at_last_arrival,

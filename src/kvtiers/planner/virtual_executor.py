@@ -20,7 +20,7 @@ class VirtualExecutor:
 
     `output_of(request_id)` are all tokens of a request's answer. `next_event()` is when something
     else happens, or infinity; a run of repeated decode steps ends there, so that nobody waits for
-    the whole of it.
+    the whole of it. `answers_stop` says that answers may end before their limit.
     """
 
     def __init__(
@@ -30,6 +30,8 @@ class VirtualExecutor:
         transfer: VirtualTransfer | None,
         output_of: Callable[[int], list[int]],
         next_event: Callable[[], float],
+        *,
+        answers_stop: bool = False,
     ) -> None:
         self.batches = 0
         self.busy_seconds = 0.0
@@ -41,6 +43,7 @@ class VirtualExecutor:
         self._transfer = transfer
         self._output_of = output_of
         self._next_event = next_event
+        self._answers_stop = answers_stop
         # of requests that have made a token: the answer's tokens, as numbers and as results
         self._answers: dict[int, tuple[list[int], list[TokenResult]]] = {}
 
@@ -96,15 +99,20 @@ class VirtualExecutor:
 
     def _repeat(self, batch: Batch, tokens: int, pairs: float, context: int) -> tuple[int, float]:
         """How many decode steps until something else happens, and how long they take together."""
+        repeat = batch.repeat
+        if self._answers_stop:
+            answers = self._answers
+            repeat = min(len(answers[c.request_id][0]) - c.output_index for c in batch.chunks)
+            repeat = min(repeat, batch.repeat)
         horizon = self._next_event() - self._clock()
         seconds = self._cost.seconds
         total = 0.0
-        for step in range(batch.repeat):
+        for step in range(repeat):
             further = step * tokens
             total += seconds(tokens, pairs + further, context + further)
             if total >= horizon:
                 return step + 1, total
-        return batch.repeat, total
+        return repeat, total
 
     def _end_with_loads(self, batch: Batch, start: float, seconds: float) -> float:
         """When the last layer is through, given when each layer's pages arrive."""

@@ -92,6 +92,7 @@ class Recording:
                 token_key(output),
                 namespace=namespace.digest,
                 measured=measured,
+                output_tokens_max=request.params.max_tokens,
             )
         )
 

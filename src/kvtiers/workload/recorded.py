@@ -7,6 +7,7 @@ JSON lines. The first is the header, the others are requests in order of arrival
      "in": 40, "out": 8,    tokens
      "ids": [..],           one id per block of the prompt, the last one partial (`paths`)
      "out_ids": [..],       ids of the further whole blocks that prompt and output fill together
+     "max": 24,             output tokens that the client allowed; 8 came
      "chat": "..", "parent": "..", "turn": 2, "kind": "..",
      "hit": [16, 0, 0, 24], measured: device, host, storage hits and computed tokens
      "ttft": 0.5, "e2e": 1.5,
@@ -74,12 +75,13 @@ class RecordedFormat:
         if not self.block_tokens:
             raise RecordError(TraceProblem.MISSING_FIELD, "the header line was not usable")
         input_tokens = as_count(required(record, "in"), "in", at_least=1)
+        output_tokens = as_count(required(record, "out"), "out", at_least=0)
         ids = as_block_ids(required(record, "ids"), "ids")
         check_ids_against_length(ids, input_tokens, self.block_tokens, whole_blocks_only=False)
         return TraceRequest(
             arrival_seconds=as_time(required(record, "t"), "t"),
             input_tokens=input_tokens,
-            output_tokens=as_count(required(record, "out"), "out", at_least=0),
+            output_tokens=output_tokens,
             block_ids=ids,
             block_tokens=self.block_tokens,
             chat_id=record.get("chat"),
@@ -90,6 +92,7 @@ class RecordedFormat:
                 as_block_ids(record["out_ids"], "out_ids") if "out_ids" in record else None
             ),
             measured=_measured(record, input_tokens),
+            output_tokens_max=_output_tokens_max(record, output_tokens),
         )
 
     def header_record(self, *, tokens: bool = False) -> dict[str, Any]:
@@ -106,6 +109,8 @@ class RecordedFormat:
         }
         if request.output_block_ids is not None:
             record["out_ids"] = request.output_block_ids.tolist()
+        if request.output_tokens_max is not None:
+            record["max"] = request.output_tokens_max
         named = {
             "chat": request.chat_id,
             "parent": request.parent_chat_id,
@@ -153,6 +158,7 @@ class RecordedTraceWriter:
         parent_chat_id: str | None = None,
         turn: int | None = None,
         measured: Measured | None = None,
+        output_tokens_max: int | None = None,
     ) -> None:
         """Write one request: prompt and output as int32 bytes, arrival since recording began.
 
@@ -183,6 +189,7 @@ class RecordedTraceWriter:
                 turn=turn,
                 output_block_ids=whole[prompt_blocks:all_blocks],
                 measured=measured,
+                output_tokens_max=output_tokens_max,
             )
         )
         if self._keep_tokens:
@@ -196,6 +203,18 @@ class RecordedTraceWriter:
     def _write(self, record: dict[str, Any]) -> None:
         self._stream.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
         self._stream.flush()
+
+
+def _output_tokens_max(record: Mapping[str, Any], output_tokens: int) -> int | None:
+    if "max" not in record:
+        return None
+    allowed = as_count(record["max"], "max", at_least=1)
+    if allowed < output_tokens:
+        raise RecordError(
+            TraceProblem.BAD_VALUE,
+            f"max {allowed} is less than the {output_tokens} tokens of output in out",
+        )
+    return allowed
 
 
 def _measured(record: Mapping[str, Any], input_tokens: int) -> Measured | None:

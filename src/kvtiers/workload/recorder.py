@@ -55,6 +55,7 @@ class TraceRecorder:
         parent_chat_id: str | None = None,
         turn: int | None = None,
         measured: Measured | None = None,
+        output_tokens_max: int | None = None,
     ) -> None:
         """A request has been answered; prompt and output as int32 bytes. Unknown ids are ignored:
         they began before the recording, or were given up."""
@@ -73,6 +74,7 @@ class TraceRecorder:
                     parent_chat_id=parent_chat_id,
                     turn=turn,
                     measured=measured,
+                    output_tokens_max=output_tokens_max,
                 )
 
             self._ready[request_id] = write

@@ -71,7 +71,9 @@ class TraceRequest:
 
     `arrival_seconds` counts from the start of the trace. `output_block_ids` name the further whole
     blocks that prompt and output fill together, where the trace knows them, so that a next turn
-    finds its own history. `chat_id` groups the turns of one conversation.
+    finds its own history. `chat_id` groups the turns of one conversation. `output_tokens_max` is
+    how many tokens of output the client allowed: a server keeps room for some of those that did
+    not come.
     """
 
     arrival_seconds: float
@@ -85,6 +87,7 @@ class TraceRequest:
     kind: str | None = None
     output_block_ids: BlockIds | None = None
     measured: Measured | None = None
+    output_tokens_max: int | None = None
 
     @property
     def last_block_tokens(self) -> int:
