@@ -8,7 +8,7 @@ Nothing is counted here; what is exported is what `readout` finds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -54,7 +54,8 @@ class PrometheusExporter(Collector):
         prefix: str = DEFAULT_PREFIX,
     ) -> None:
         extra = dict(extra_labels or {})
-        _check_names(prefix, extra)
+        if problems := name_problems(prefix, extra):
+            raise ConfigError("; ".join(problems))
         self._ledger = ledger
         self._gauges = gauges
         self._prefix = prefix
@@ -104,7 +105,8 @@ class PrometheusExporter(Collector):
         return family
 
 
-def _check_names(prefix: str, extra_labels: Mapping[str, str]) -> None:
+def name_problems(prefix: str, extra_labels: Iterable[str]) -> list[str]:
+    """What Prometheus would not take of a prefix and the names of extra labels."""
     problems = []
     if not _PREFIX.fullmatch(prefix):
         problems.append(
@@ -117,5 +119,4 @@ def _check_names(prefix: str, extra_labels: Mapping[str, str]) -> None:
             problems.append(f"metrics label '{label}' is not a valid Prometheus label name")
         elif label in taken:
             problems.append(f"metrics label '{label}' is one that series have already; rename it")
-    if problems:
-        raise ConfigError("; ".join(problems))
+    return problems

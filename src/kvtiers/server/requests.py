@@ -13,6 +13,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
     ValidationError,
     ValidatorFunctionWrapHandler,
 )
@@ -63,30 +66,32 @@ StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 class StreamOptions(Strict):
     """What else a stream carries."""
 
-    include_usage: bool = Field(False, description="Send the usage in a last chunk")
+    include_usage: StrictBool = Field(False, description="Send the usage in a last chunk")
 
 
 class Generation(Strict):
     """What completions and chat have in common."""
 
     model: str = Field(description="A name from /v1/models")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=1 << 20, description="0 or -1: no limit")
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    n: int | None = Field(None, ge=1, le=CHOICES_MAX, description="Choices per prompt; default 1")
+    temperature: StrictFloat | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    top_p: StrictFloat | None = Field(None, gt=0, le=1)
+    top_k: StrictInt | None = Field(None, ge=-1, le=1 << 20, description="0 or -1: no limit")
+    seed: StrictInt | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    n: StrictInt | None = Field(
+        None, ge=1, le=CHOICES_MAX, description="Choices per prompt; default 1"
+    )
     stop: StopText | Annotated[list[StopText], Field(max_length=STOP_MAX)] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=STOP_MAX)
-    ignore_eos: bool = Field(False, description="Go on past the end-of-text token")
-    stream: bool | None = None
+    ignore_eos: StrictBool = Field(False, description="Go on past the end-of-text token")
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(
         None,
         max_length=256,
         description="Requests share cached prefixes only with requests of the same salt",
     )
-    priority: int = Field(0, ge=-1000, le=1000, description="Higher is admitted first")
-    return_cached_tokens_details: bool = Field(
+    priority: StrictInt = Field(0, ge=-1000, le=1000, description="Higher is admitted first")
+    return_cached_tokens_details: StrictBool = Field(
         False, description="Add `sglext.cached_tokens_details` to the response"
     )
     user: str | None = Field(None, description="Accepted and not used")
@@ -104,8 +109,8 @@ class CompletionRequest(Generation):
         | Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
     ) = Field(description="Text, token ids, or a list of either")
-    max_tokens: int | None = Field(None, ge=1, le=1 << 20, description="Default 16")
-    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
+    max_tokens: StrictInt | None = Field(None, ge=1, le=1 << 20, description="Default 16")
+    logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
     echo: FalseOnly = None
     suffix: NullOnly = None
     best_of: Annotated[Literal[1] | None, _NEUTRAL] = None
@@ -159,14 +164,14 @@ class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(
+    max_tokens: StrictInt | None = Field(
         None, ge=1, le=1 << 20, description="Default: what the context leaves, at most the limit"
     )
-    max_completion_tokens: int | None = Field(
+    max_completion_tokens: StrictInt | None = Field(
         None, ge=1, le=1 << 20, description="The newer name of max_tokens, which it overrides"
     )
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
+    logprobs: StrictBool | None = None
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
     response_format: Annotated[TextFormat | None, _NEUTRAL] = None
     tools: EmptyListOnly = None
     tool_choice: NoneWordOnly = None
@@ -186,7 +191,7 @@ class PinRequest(Strict):
     prompt: PromptText | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     cache_salt: str | None = Field(None, max_length=256)
-    ttl_seconds: float = Field(600, gt=0, le=86_400)
+    ttl_seconds: StrictFloat = Field(600, gt=0, le=86_400)
 
 
 class FlushRequest(Strict):

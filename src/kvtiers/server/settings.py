@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtiers.errors import ConfigError
+from kvtiers.metrics.prometheus import name_problems
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -63,6 +64,13 @@ class ServerSettings:
             for name in ("api_key", "admin_key")
             if getattr(self, name) == ""
         )
+        labels = [name for name, _ in self.metrics_labels]
+        problems.extend(
+            f"metrics label '{name}' is given {labels.count(name)} times"
+            for name in dict.fromkeys(labels)
+            if labels.count(name) > 1
+        )
+        problems.extend(name_problems(self.metrics_prefix, dict.fromkeys(labels)))
         if self.record_tokens and self.record is None:
             problems.append("record_tokens without record: say where to with --record FILE")
         if self.debug_hooks and self.host not in _LOOPBACK:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,22 @@ def test_logits_are_captured_with_debug_hooks_only(engine: FakeEngine) -> None:
 def test_debug_hooks_are_refused_on_an_open_interface() -> None:
     with pytest.raises(ValueError, match=r"127\.0\.0\.1 only"):
         ServerSettings(host="0.0.0.0", debug_hooks=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"metrics_prefix": "9x"}, "metrics prefix '9x'"),
+        ({"metrics_labels": (("a-b", "1"),)}, "'a-b' is not a valid Prometheus label name"),
+        ({"metrics_labels": (("tier", "1"),)}, "'tier' is one that series have already"),
+        ({"metrics_labels": (("pod", "1"), ("pod", "2"))}, "'pod' is given 2 times"),
+    ],
+)
+def test_names_that_prometheus_would_not_take_are_refused_before_a_model_is_loaded(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ServerSettings(**settings)
 
 
 def test_the_server_writes_what_its_document_promises(client: TestClient) -> None:
