@@ -3,9 +3,10 @@
 Each worker gets the trace once, at its start. A configuration comes back as an `Evaluation`, which
 is small; the whole outcome of a replay (series, ledger) comes back only where it is asked for.
 
-*Screening* replays the whole trace with every output cut to its first token and with pages as large
-as the trace's blocks: most of a replay's time goes into decoding and into small pages, while hits,
-copies and prefill queueing depend little on either. What the screening ranks first is replayed in
+*Screening* replays the whole trace with every output cut to its first token, with pages as large as
+the trace's blocks and with twice as many prompt tokens in a step: most of a replay's time goes into
+decoding, into small pages and into steps, while hits, copies and prefill queueing depend little on
+any of these. What the screening ranks first is replayed in
 full before anything is recommended.
 """
 
@@ -29,14 +30,22 @@ from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.machines import Machine
 from kvtiers.planner.models import ModelShape
 from kvtiers.planner.prompts import PromptKeys
-from kvtiers.planner.replay import Patience, ReplayConfig, replay
+from kvtiers.planner.replay import (
+    REPEAT_MAX,
+    STEP_TOKENS,
+    Patience,
+    ReplayConfig,
+    replay,
+)
 from kvtiers.planner.search import Candidate
 from kvtiers.planner.summary import summarise
 from kvtiers.planner.units import GIB
+from kvtiers.scheduling.config import SchedulerConfig
 from kvtiers.types import CacheConfig, PoolSpec
 
 SCREENING_OUTPUT_TOKENS = 1
 SCREENING_PAGE_TOKENS_MAX = 512
+SCREENING_STEP_TOKENS = 2 * STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +56,13 @@ class Setting:
     machine: Machine
     page_tokens: int
     speed: float = 1.0
+    step_tokens: int = STEP_TOKENS
+    """Positions in a step, and prompt positions among them."""
 
     def screening(self, block_tokens: int) -> Setting:
         """The setting that a screening replays."""
         page_tokens = max(self.page_tokens, min(block_tokens, SCREENING_PAGE_TOKENS_MAX))
-        return replace(self, page_tokens=page_tokens)
+        return replace(self, page_tokens=page_tokens, step_tokens=SCREENING_STEP_TOKENS)
 
     def replay_config(self, candidate: Candidate) -> ReplayConfig:
         """A candidate as a replay's configuration."""
@@ -70,7 +81,15 @@ class Setting:
             retention=candidate.retention,
         )
         return ReplayConfig(
-            cache, self.machine, storage_pages=pages(candidate.storage_gib), speed=self.speed
+            cache,
+            self.machine,
+            SchedulerConfig(
+                max_step_tokens=self.step_tokens,
+                max_prefill_tokens=self.step_tokens,
+                repeat_max=REPEAT_MAX,
+            ),
+            storage_pages=pages(candidate.storage_gib),
+            speed=self.speed,
         )
 
 

@@ -40,6 +40,11 @@ TICK_SECONDS = 0.02
 LAYERS = 32
 """Layers of a load-back that overlap with compute."""
 
+STEP_TOKENS = 8192
+"""Positions in a step, and prompt positions among them, unless a replay says otherwise."""
+REPEAT_MAX = 64
+"""Decode steps at a time, as far as nothing else happens meanwhile."""
+
 _STUCK_ROUNDS_MAX = 10_000
 
 
@@ -56,7 +61,7 @@ class ReplayConfig:
     machine: Machine
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(
-            max_step_tokens=8192, max_prefill_tokens=8192, repeat_max=64
+            max_step_tokens=STEP_TOKENS, max_prefill_tokens=STEP_TOKENS, repeat_max=REPEAT_MAX
         )
     )
     storage_pages: float = math.inf
@@ -218,7 +223,7 @@ class _Replay:
                 self.cache.tick(before)
                 next_tick = before + TICK_SECONDS
             batches = executor.batches
-            outputs = scheduler.step()
+            outputs, look_again = self._step(before)
             for output in outputs:
                 if output.outcome is not None:
                     self._note_end(output)
@@ -227,7 +232,7 @@ class _Replay:
                 break
             now = clock()
             if executor.batches == batches:
-                when = self._next_event()
+                when = self._next_event(look_again)
                 if when is None:
                     break
                 now = max(now, when)
@@ -255,6 +260,18 @@ class _Replay:
             waiting_at_last_arrival=waiting_at_last_arrival,
             complete=complete,
         )
+
+    def _step(self, now: float) -> tuple[list[StepOutput], float]:
+        """One step; returns when to look again, at the latest, where it computed nothing.
+
+        Where no request is live only copies go on, so that is all that is looked after: with
+        storage half of all steps are such.
+        """
+        if self.scheduler.has_work:
+            return self.scheduler.step(), _or_inf(self.scheduler.idle_until())
+        self.controller.pump()
+        self.cache.tick(now)
+        return [], now if self.controller.pump() else math.inf
 
     def _arrive(self, now: float) -> bool:
         first = self.next_request
@@ -303,13 +320,9 @@ class _Replay:
 
     # ------------------------------------------------------------------ time
 
-    def _next_event(self) -> float | None:
+    def _next_event(self, look_again: float) -> float | None:
         """When to step again after a step that computed nothing; None: all is done."""
-        times = [
-            self._next_outside_event(),
-            _or_inf(self.scheduler.idle_until()),
-            _or_inf(self.controller.next_deadline()),
-        ]
+        times = [look_again, self._next_outside_event(), _or_inf(self.controller.next_deadline())]
         when = min(times)
         if not math.isinf(when):
             return when
