@@ -57,9 +57,13 @@ def validate(
         int, typer.Option(help="Questions in each conversation.", rich_help_panel=_LOAD)
     ] = 4,
     pause_seconds: Annotated[
-        float,
-        typer.Option(help="Mean pause of a client before a question.", rich_help_panel=_LOAD),
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            help="Mean pause of a client before a question; default: such that the calibrated "
+            "machine is busy 60 % of the time.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of pauses and order.", rich_help_panel=_LOAD)] = 1,
     tolerance: Annotated[
         float,
@@ -112,7 +116,11 @@ def validate(
         raise ConfigError("--keep and --again contradict each other; give one")
     if again is not None and not again.is_dir():
         raise ConfigError(f"--again {again}: there is no such directory")
-    if min(clients, conversations, turns) < 1 or pause_seconds < 0 or not 0 <= tolerance <= 1:
+    if (
+        min(clients, conversations, turns) < 1
+        or (pause_seconds or 0) < 0
+        or not 0 <= tolerance <= 1
+    ):
         raise ConfigError(
             "--clients, --conversations and --turns are at least 1, --pause-seconds is not "
             "negative, and --tolerance is between 0 and 1"

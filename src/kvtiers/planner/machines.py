@@ -68,6 +68,18 @@ class StepCost:
             + context_tokens * self.seconds_per_context
         )
 
+    def times(self, factor: float) -> StepCost:
+        """The same machine, every step taking `factor` times as long."""
+        single = self.single_seconds
+        return StepCost(
+            self.step_seconds * factor,
+            self.weights_seconds * factor,
+            self.seconds_per_token * factor,
+            self.seconds_per_pair * factor,
+            self.seconds_per_context * factor,
+            None if single is None else single * factor,
+        )
+
     def prefill_seconds(self, tokens: int, before: int = 0, chunk: int = 2048) -> float:
         """Computing `tokens` of one prompt after `before` cached ones, alone, chunk by chunk."""
         total = 0.0

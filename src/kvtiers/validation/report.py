@@ -28,6 +28,18 @@ def print_validation(console: Console, validation: Validation) -> None:
         highlight=False,
     )
     print_comparison(console, comparison)
+    other = validation.at_speed
+    worst = max(other.hits, key=lambda row: abs(row.difference))
+    errors = [abs(row.median_error) for row in other.ttft if row.median_error is not None]
+    console.print(
+        f"The replayed machine was busy {100 * validation.busy_share:.0f} % of the time; near 100 "
+        "% small errors of speed become queues (--pause-seconds).\nTokens came "
+        f"{validation.slowness:.2f} times as slowly as calibrated. Replayed on a machine that "
+        f"slow, hits differ by at most {100 * abs(other.share(worst)):.2f} % ({worst.name}), "
+        f"{other.equal_splits} of {other.requests} requests are equal to the token, TTFT medians "
+        f"differ by at most {100 * max(errors, default=0.0):.0f} %.",
+        highlight=False,
+    )
     console.print(
         f"Steps of the calibration after the run took {validation.slower_after:.2f} times those "
         "before it; the replay's machine is both together.",

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from kvtiers.demo.client import DemoError
 from kvtiers.demo.server_process import ServerProcess
 from kvtiers.errors import ConfigError, TraceError
-from kvtiers.planner.calibrate import Experiment, machine_of, observe
+from kvtiers.planner.calibrate import Experiment, fit, machine_of, observe
 from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.machines import Machine, calibration_document, read_calibration
 from kvtiers.planner.replay import ReplayResult, replay
@@ -40,6 +40,8 @@ from kvtiers.validation.workload import WorkloadShape
 from kvtiers.workload import TraceRequest, open_trace
 
 VERSION = 1
+SPEED_REPLAYS = 5
+"""Replays that look for the speed that the machine had during the run."""
 
 
 class Stages(Protocol):
@@ -62,6 +64,15 @@ class Validation:
     slower_after: float
     """The steps of the calibration after the run over the same steps before it: 1 where nothing
     else used the machine more or less than before."""
+    slowness: float
+    """Steps during the run over those of the calibrations, by the times between tokens."""
+    at_speed: Comparison
+    """The same comparison with all steps that much longer. Reported beside, not judged."""
+
+    @property
+    def busy_share(self) -> float:
+        """Of its time, what the replayed machine computed."""
+        return self.replayed.busy_seconds / max(self.replayed.seconds, 1e-9)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -73,7 +84,12 @@ class Validation:
                 "balanced": self.live.balanced,
                 "slower_after": self.slower_after,
             },
-            "replayed": {"seconds": self.replayed.seconds, "steps": self.replayed.steps},
+            "replayed": {
+                "seconds": self.replayed.seconds,
+                "steps": self.replayed.steps,
+                "busy_share": self.busy_share,
+            },
+            "at_the_speed_of_the_run": {"slowness": self.slowness, **self.at_speed.to_dict()},
             "settings": self.settings.to_dict(),
             "calibration": calibration_document(self.machine),
         }
@@ -96,6 +112,7 @@ def measure(
     with _server(settings, directory / "calibrating", stages) as calibrated:
         served = HttpServed(calibrated.url)
         before = observe(served, experiment, stages.begin("calibrate it", parts))
+        shape = shape.paced(fit(before.prefills, before.decodes))
 
         # Fresh tiers and fresh books: what the calibration left behind is no part of the trace.
         record = ["--record", str(directory / "trace.jsonl")]
@@ -116,6 +133,7 @@ def measure(
             "kvtiers_validation": VERSION,
             "settings": settings.to_dict(),
             "slower_after": after.over(before),
+            "workload": asdict(shape),
             "run": asdict(live),
         },
     )
@@ -127,27 +145,65 @@ def judge(directory: Path, tolerance: float, stages: Stages) -> Validation:
     settings, live, slower_after = _read_live(directory / "live.json")
     machine = read_calibration(directory / "calibration.json")
     requests = list(open_trace(directory / "trace.jsonl"))
-    done = stages.begin("replay it in virtual time", len(requests))
-    seen = 0
-
-    def progress(arrived: int) -> None:
-        nonlocal seen
-        while seen < arrived:
-            done()
-            seen += 1
-
-    config = settings.replay_config(live.kv_bytes_per_token, machine)
+    answered = [_recorded(request, number) for number, request in enumerate(requests)]
+    columns = TraceColumns.load(requests)
+    done = stages.begin("replay it in virtual time", 1 + SPEED_REPLAYS)
     # late copies are in the ledger and in the table; log lines would say no more
     logging.getLogger("kvtiers.runtime").setLevel(logging.ERROR)
-    result = replay(TraceColumns.load(requests), config, progress=progress)
-    comparison = compare(
-        live.counts,
-        counts_of_ledger(result.ledger),
-        [_recorded(request, number) for number, request in enumerate(requests)],
-        _replayed(result),
-        tolerance,
+
+    def replayed_at(slowness: float) -> ReplayResult:
+        there = replace(machine, cost=machine.cost.times(slowness))
+        result = replay(columns, settings.replay_config(live.kv_bytes_per_token, there))
+        done()
+        return result
+
+    def compared(result: ReplayResult) -> Comparison:
+        books = counts_of_ledger(result.ledger)
+        return compare(live.counts, books, answered, _replayed(result), tolerance)
+
+    result = replayed_at(1.0)
+    slowness, at_speed = _at_the_speed_of(requests, result, replayed_at)
+    return Validation(
+        settings,
+        machine,
+        compared(result),
+        live,
+        result,
+        slower_after,
+        slowness,
+        compared(at_speed),
     )
-    return Validation(settings, machine, comparison, live, result, slower_after)
+
+
+def _at_the_speed_of(
+    requests: Sequence[TraceRequest],
+    result: ReplayResult,
+    replayed_at: Callable[[float], ReplayResult],
+) -> tuple[float, ReplayResult]:
+    """How much slower than calibrated the machine was during the run, and the replay on that one.
+
+    One number for all costs of a step, from the mean time between tokens alone: neither hits nor
+    times to first token have a say in it.
+    """
+    gaps = sum(request.output_tokens - 1 for request in requests)
+    measured = [request.measured for request in requests]
+    live = sum((m.e2e_seconds or 0.0) - (m.ttft_seconds or 0.0) for m in measured if m) / max(
+        1, gaps
+    )
+    slowness, tried = 1.0, []
+    for _ in range(1 + SPEED_REPLAYS):
+        seconds = sum(r.e2e_seconds - (r.ttft_seconds or 0.0) for r in result.requests)
+        gap = seconds / max(1, gaps)
+        if not (live > 0 and gap > 0):
+            break
+        tried.append((abs(gap / live - 1), slowness, result))
+        if len(tried) > SPEED_REPLAYS:
+            break
+        # requests that decode longer meet more others, so gaps grow faster than steps
+        slowness *= (live / gap) ** 0.6
+        result = replayed_at(slowness)
+    _, slowness, result = min(tried, key=lambda each: each[0], default=(0.0, 1.0, result))
+    return slowness, result
 
 
 # ---------------------------------------------------------------------- the two sides' requests

@@ -10,11 +10,21 @@ Pure data from a seed; the answers that conversations go on with are the server'
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvtiers.demo.workload import QUESTIONS, ChatMessage, visitors
+from kvtiers.errors import ConfigError
+from kvtiers.planner.machines import StepCost
+
+BUSY_SHARE = 0.6
+"""Of the time that a paced workload keeps its machine busy. Requests then meet and wait; but near
+saturation any error of speed becomes one of queueing, and a replay says little."""
+PAUSE_SECONDS_MIN = 1.0
+
+# What one of these requests comes to, roughly: for the pace only.
+_COMPUTED_TOKENS, _CONTEXT_TOKENS, _TOGETHER = 150, 600, 4
 
 _OTHER_SYSTEM = """\
 You prepare the evening broadcast of a local radio station. Listeners send in a short text about \
@@ -34,8 +44,9 @@ class WorkloadShape:
     clients: int = 8
     conversations: int = 3
     turns: int = 4
-    pause_seconds: float = 5.0
-    """Mean of the exponentially distributed pause of a client before each request."""
+    pause_seconds: float | None = None
+    """Mean of the exponentially distributed pause of a client before each request; None: as the
+    machine's speed allows (`paced`)."""
     answer_tokens_max: int = 24
     text_characters_max: int | None = None
     """Cut texts and system prompts to this, for models of small context."""
@@ -44,6 +55,17 @@ class WorkloadShape:
     @property
     def requests(self) -> int:
         return self.clients * self.conversations * self.turns
+
+    def paced(self, cost: StepCost) -> WorkloadShape:
+        """The same with a pause that keeps a machine of this cost busy for `BUSY_SHARE`."""
+        if self.pause_seconds is not None:
+            return self
+        decode = cost.seconds(_TOGETHER, _TOGETHER * _CONTEXT_TOKENS, _TOGETHER * _CONTEXT_TOKENS)
+        prefill = cost.prefill_seconds(_COMPUTED_TOKENS, _CONTEXT_TOKENS)
+        answering = decode * self.answer_tokens_max
+        busy = prefill + answering / _TOGETHER
+        pause = self.clients * busy / BUSY_SHARE - (prefill + answering)
+        return replace(self, pause_seconds=max(PAUSE_SECONDS_MIN, pause))
 
 
 @dataclass(slots=True)
@@ -85,6 +107,9 @@ def clients_of(shape: WorkloadShape) -> list[Client]:
     by_name = {visitor.name: visitor for visitor in visitors()}
     names = list(by_name)
     system = next(iter(by_name.values())).messages[0]["content"]
+    pause_seconds = shape.pause_seconds
+    if pause_seconds is None:
+        raise ConfigError("a workload needs its pause; let `paced` find one")
     clients = []
     for number in range(shape.clients):
         prompt = (system, _OTHER_SYSTEM)[number % 2]
@@ -94,10 +119,7 @@ def clients_of(shape: WorkloadShape) -> list[Client]:
             first = [{"role": "system", "content": prompt[cut]}]
             conversations.append(Conversation(name, by_name[name].text[cut], first, number + k))
         order = rng.permutation(np.repeat(np.arange(shape.conversations), shape.turns))
-        pauses = rng.exponential(shape.pause_seconds, len(order)) if shape.pause_seconds else order
-        visits = [
-            (float(pause) if shape.pause_seconds else 0.0, int(k))
-            for pause, k in zip(pauses, order, strict=True)
-        ]
+        pauses = rng.exponential(1.0, len(order)) * pause_seconds
+        visits = [(float(pause), int(k)) for pause, k in zip(pauses, order, strict=True)]
         clients.append(Client(conversations, visits))
     return clients
