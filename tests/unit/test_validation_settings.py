@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from kvtiers.types import PrefetchPolicy, Retention, WritePolicy  # noqa: E402
 from kvtiers.validation.settings import Settings  # noqa: E402
 from kvtiers.validation.workload import WorkloadShape, clients_of  # noqa: E402
 
+SHAPE = WorkloadShape(pause_seconds=5.0)
 MACHINE = machine_of_table("h200", MODELS["llama-3.1-8b"])
 
 
@@ -77,22 +78,32 @@ def test_settings_survive_a_file() -> None:
 
 
 def test_the_workload_is_the_same_for_the_same_seed() -> None:
-    shape = WorkloadShape()
+    shape = SHAPE
     one, other = clients_of(shape), clients_of(shape)
     assert [c.visits for c in one] == [c.visits for c in other]
-    assert [c.visits for c in one] != [c.visits for c in clients_of(WorkloadShape(seed=2))]
+    assert [c.visits for c in one] != [c.visits for c in clients_of(replace(SHAPE, seed=2))]
     assert sum(len(c.visits) for c in one) == shape.requests
+
+
+def test_a_slower_machine_is_asked_less_often_and_a_given_pause_is_kept() -> None:
+    cost = MACHINE.cost
+    pauses = [WorkloadShape().paced(cost.times(factor)).pause_seconds for factor in (1, 30, 60)]
+    assert None not in pauses
+    assert pauses[0] == 1.0, "the least"
+    assert pauses[1] < pauses[2]
+    assert pauses[2] == pytest.approx(2 * pauses[1])
+    assert SHAPE.paced(cost.times(60)) == SHAPE
+    with pytest.raises(ConfigError, match="needs its pause"):
+        clients_of(WorkloadShape())
 
 
 def test_conversations_share_system_prompts_and_texts_and_nothing_else() -> None:
     firsts = [
         "".join(message["content"] for message in conversation.ask())
-        for client in clients_of(WorkloadShape())
+        for client in clients_of(SHAPE)
         for conversation in client.conversations
     ]
-    systems = {
-        client.conversations[0].messages[0]["content"] for client in clients_of(WorkloadShape())
-    }
+    systems = {client.conversations[0].messages[0]["content"] for client in clients_of(SHAPE)}
     assert len(systems) == 2
     shared = [len(_common(one, other)) for one, other in itertools.combinations(firsts, 2)]
     longest_system = max(map(len, systems))
@@ -101,7 +112,7 @@ def test_conversations_share_system_prompts_and_texts_and_nothing_else() -> None
 
 
 def test_a_conversation_goes_on_from_the_answers() -> None:
-    conversation = clients_of(WorkloadShape())[0].conversations[0]
+    conversation = clients_of(SHAPE)[0].conversations[0]
     first = conversation.ask()
     conversation.hear("It was lit in 1871.")
     second = conversation.ask()

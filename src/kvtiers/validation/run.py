@@ -162,7 +162,7 @@ def judge(directory: Path, tolerance: float, stages: Stages) -> Validation:
         return compare(live.counts, books, answered, _replayed(result), tolerance)
 
     result = replayed_at(1.0)
-    slowness, at_speed = _at_the_speed_of(requests, result, replayed_at)
+    slowness, at_speed = at_the_speed_of(requests, result, replayed_at)
     return Validation(
         settings,
         machine,
@@ -175,7 +175,7 @@ def judge(directory: Path, tolerance: float, stages: Stages) -> Validation:
     )
 
 
-def _at_the_speed_of(
+def at_the_speed_of(
     requests: Sequence[TraceRequest],
     result: ReplayResult,
     replayed_at: Callable[[float], ReplayResult],
