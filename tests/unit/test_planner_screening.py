@@ -185,7 +185,7 @@ def test_what_was_given_up_is_told_in_words_in_json_and_in_the_report(plan: Plan
     given_up = [GivenUp(candidate(64.0, SELECTIVE), 75, 3.25)]
     told = replace(plan, given_up=given_up)
     text = as_text(advise(told))
-    assert "1 of the screenings were given up before their end, after 50.0 %" in text
+    assert "Screenings given up before their end: 1, after 50.0 %" in text
     assert "5 % above that of a configuration that costs no more" in text
     document = json.loads(json.dumps(plan_document(told)))
     assert document["searched"]["given_up"] == 1

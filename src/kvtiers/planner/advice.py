@@ -63,8 +63,11 @@ def _steps(plan: Plan) -> tuple[str, ...]:
     ]
     for before, after in itertools.pairwise(steps):
         gained = after.hit_ratio - before.hit_ratio
+        more = after.candidate.cost(plan.prices) - before.candidate.cost(plan.prices)
+        dearer = f", for {more:,.0f} GiB of host memory or its worth" if more else ""
         sentences.append(
-            f"To {_named(after)}: hits {'+' if gained >= 0 else ''}{100 * gained:.1f} points to "
+            f"To {_named(after)}{dearer}: hits {'+' if gained >= 0 else ''}"
+            f"{100 * gained:.1f} points to "
             f"{_percent(after.hit_ratio)}, TTFT p95 from {_seconds(before.ttft_p95_seconds)} to "
             f"{_seconds(after.ttft_p95_seconds)}."
         )
@@ -169,8 +172,8 @@ def _certainty(plan: Plan) -> tuple[str, ...]:
         )
     if trace.seconds < SHORT_TRACE_SECONDS:
         sentences.append(
-            f"The trace covers {trace.seconds / 3_600:.1f} hours: reuse over longer times, and "
-            "the traffic of other hours, are not in it."
+            f"The trace covers {_duration(trace.seconds)}: reuse over longer times, and the "
+            "traffic of other hours, are not in it."
         )
     return tuple(sentences)
 
@@ -188,8 +191,8 @@ def _searched(plan: Plan) -> tuple[str, ...]:
     if plan.given_up:
         seen = sum(each.requests for each in plan.given_up) / len(plan.given_up)
         sentences.append(
-            f"{len(plan.given_up):,} of the screenings were given up before their end, after "
-            f"{_percent(seen / plan.trace.requests)} of the requests on average: by then each was "
+            f"Screenings given up before their end: {len(plan.given_up):,}, after "
+            f"{_percent(seen / plan.trace.requests)} of the requests on average. By then each was "
             f"proved to have a TTFT p95 more than {100 * (BEATEN - 1):.0f} % above that of a "
             "configuration that costs no more."
         )
@@ -215,6 +218,11 @@ def _percent(ratio: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{max(1, round(minutes))} minutes"
 
 
 def as_text(advice: Sequence[Advice]) -> str:

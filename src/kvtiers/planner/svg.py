@@ -14,9 +14,11 @@ from html import escape
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")
 
-_WIDTH, _HEIGHT = 720, 380
+_WIDTH, _HEIGHT = 520, 330
+"""As wide as half a desktop page, where text has its nominal size; on a phone it has two thirds."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 20, 40, 56
-_CHARACTER = 6.6  # average width of a legend character at 12 px
+_FONT = 13
+_CHARACTER = 7.1  # average width of a legend character at that size
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class LineChart:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
             f'aria-label="{escape(self.title)}" font-family="system-ui,sans-serif" '
-            f'font-size="12"><style>.t{{font-size:15px;font-weight:600}}'
+            f'font-size="{_FONT}"><style>.t{{font-size:15px;font-weight:600}}'
             "text{fill:currentColor}.g{stroke:currentColor;stroke-opacity:.15}"
             ".a{stroke:currentColor;stroke-opacity:.6}</style>" + "".join(body) + "</svg>"
         )
