@@ -101,9 +101,10 @@ def validate(
 
     Exits 0 when the hits of every tier differ by at most 2 % of all prompt tokens, 1 when not.
     The target for median times to first token is 25 %; they are reported and not judged, since
-    they depend on what else the machine does: give it to this command alone, with two cores.
+    they depend on what else the machine does. So the record is replayed once more at the speed
+    that the machine had during the run, by the times between tokens, and that is reported beside.
 
-    Takes about three minutes. Every option changes both sides alike.
+    Takes about three minutes on two idle cores. Every option changes both sides alike.
     """
     from rich.console import Console
 
