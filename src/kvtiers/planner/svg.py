@@ -66,7 +66,11 @@ class LineChart:
         body = [
             f'<text x="{_LEFT}" y="20" class="t">{escape(self.title)}</text>',
             *self._grid(frame),
-            *(self._mark(frame, x, name) for x, name in self.marks if self._drawable(x)),
+            *(
+                self._mark(frame, x, name, number)
+                for number, (x, name) in enumerate(self.marks)
+                if self._drawable(x)
+            ),
             *(part for i, s in enumerate(self.series) for part in self._draw(frame, s, i)),
             *legend_rows,
         ]
@@ -112,13 +116,15 @@ class LineChart:
         )
         return parts
 
-    def _mark(self, frame: _Frame, x: float, name: str) -> str:
+    def _mark(self, frame: _Frame, x: float, name: str, number: int) -> str:
+        # each name on a line of its own: marks may stand closer than their names are long
+        y = _TOP + 12 + (_FONT + 2) * number
         at = frame.x(x)
         fits = at + 4 + _CHARACTER * len(name) < _WIDTH - _RIGHT
         beside, anchor = (at + 4, "start") if fits else (at - 4, "end")
         return (
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" class="a" '
-            f'stroke-dasharray="2 3"/><text x="{beside:.1f}" y="{_TOP + 12}" '
+            f'stroke-dasharray="2 3"/><text x="{beside:.1f}" y="{y}" '
             f'text-anchor="{anchor}">{escape(name)}</text>'
         )
 
