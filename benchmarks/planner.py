@@ -4,7 +4,8 @@
 
 `TRACE` is the public Mooncake conversation trace. `--peer-python` is the interpreter of a separate
 virtual environment with the package kvcache-simulator, whose C++ sweep over the eight known sizes
-is timed in the same run, alternating with our curve. Every figure is the best of a few runs, in
+is timed in the same run, alternating with our curve. `plan` is not among the benchmarks that run
+unless it is asked for with `--only plan`. Every other figure is the best of a few runs, in
 seconds of wall time, and the load of the machine is printed with it.
 """
 
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -31,9 +33,10 @@ from kvtiers.planner.evaluate import Setting, evaluate, with_short_outputs
 from kvtiers.planner.logical import replay_logically
 from kvtiers.planner.machines import machine_of_table
 from kvtiers.planner.models import MODELS
+from kvtiers.planner.plan import Space, make_plan
 from kvtiers.planner.prompts import PromptKeys
 from kvtiers.planner.sample import sampled_curve
-from kvtiers.planner.search import Candidate
+from kvtiers.planner.search import Candidate, Prices, Target
 from kvtiers.types import CacheConfig, Retention, WritePolicy
 from kvtiers.workload import SynthesisSpec, open_trace, synthesise
 
@@ -132,13 +135,34 @@ def replay(columns: TraceColumns) -> dict[str, Any]:
     candidate = Candidate(440.0, 1024.0, 0.0, WritePolicy.WRITE_THROUGH, Retention.INCLUSIVE)
     short = with_short_outputs(columns)
     figures: dict[str, Any] = {"requests": columns.requests}
-    for name, trace, full in (("screening", short, False), ("full", columns, True)):
+    screening = setting.screening(columns.block_tokens)
+    for name, trace, of in (("screening", short, screening), ("full", columns, setting)):
         keys = PromptKeys(trace)
         wall, cpu = time.perf_counter(), time.process_time()
-        evaluate(trace, keys, setting, candidate, full=full)
+        evaluate(trace, keys, of, candidate, full=of is setting)
         figures[f"{name}_seconds"] = time.perf_counter() - wall
         figures[f"{name}_processor_seconds"] = time.process_time() - cpu
     return figures
+
+
+def plan(columns: TraceColumns) -> dict[str, Any]:
+    """A plan that screens about two hundred configurations, on two processes; minutes."""
+    model = MODELS["llama-3.1-8b"]
+    setting = Setting(model, machine_of_table("h200", model, 3), page_tokens=64)
+    hosts = [384, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 3072, 4096]
+    space = Space(338.7, host_sizes=hosts, storage_sizes=[1024, 2048, 4096, 8192])
+    wall = time.perf_counter()
+    made = make_plan(columns, setting, space, Target(4.0), Prices(), name="trace", processes=2)
+    of_workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "considered": made.considered,
+        "excluded_by_curve": sum(made.excluded.values()),
+        "screened": len(made.screened) + len(made.given_up),
+        "given_up": len(made.given_up),
+        "replayed_in_full": len(made.replayed),
+        "seconds": time.perf_counter() - wall,
+        "processor_seconds": of_workers.ru_utime + of_workers.ru_stime,
+    }
 
 
 def readers(path: Path) -> dict[str, Any]:
@@ -179,6 +203,7 @@ def main() -> None:
         "sample": lambda: sample(arguments.sample_requests),
         "logical": lambda: logical(columns),
         "replay": lambda: replay(columns),
+        "plan": lambda: plan(columns),
     }
     results: dict[str, Any] = {
         "machine": {
