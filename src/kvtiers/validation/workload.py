@@ -21,10 +21,11 @@ from kvtiers.planner.machines import StepCost
 BUSY_SHARE = 0.6
 """Of the time that a paced workload keeps its machine busy. Requests then meet and wait; but near
 saturation any error of speed becomes one of queueing, and a replay says little."""
-PAUSE_SECONDS_MIN = 1.0
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 1.0, 10.0
+"""A slow machine may be busier than that, so that the run does not take for ever."""
 
 # What one of these requests comes to, roughly: for the pace only.
-_COMPUTED_TOKENS, _CONTEXT_TOKENS, _TOGETHER = 150, 600, 4
+_COMPUTED_TOKENS, _CONTEXT_TOKENS, _TOGETHER, _ANSWERED_SHARE = 105, 600, 4, 0.85
 
 _OTHER_SYSTEM = """\
 You prepare the evening broadcast of a local radio station. Listeners send in a short text about \
@@ -62,10 +63,10 @@ class WorkloadShape:
             return self
         decode = cost.seconds(_TOGETHER, _TOGETHER * _CONTEXT_TOKENS, _TOGETHER * _CONTEXT_TOKENS)
         prefill = cost.prefill_seconds(_COMPUTED_TOKENS, _CONTEXT_TOKENS)
-        answering = decode * self.answer_tokens_max
+        answering = decode * self.answer_tokens_max * _ANSWERED_SHARE
         busy = prefill + answering / _TOGETHER
         pause = self.clients * busy / BUSY_SHARE - (prefill + answering)
-        return replace(self, pause_seconds=max(PAUSE_SECONDS_MIN, pause))
+        return replace(self, pause_seconds=min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, pause)))
 
 
 @dataclass(slots=True)
