@@ -11,7 +11,16 @@ from typer.testing import CliRunner
 
 from kvtiers.cli import build
 from kvtiers.errors import ConfigError
-from kvtiers.planner.calibrate import LINKS, Experiment, Moved, Totals, calibrate, fit, observe
+from kvtiers.planner.calibrate import (
+    LINKS,
+    Experiment,
+    Moved,
+    Totals,
+    calibrate,
+    fit,
+    fit_link,
+    observe,
+)
 from kvtiers.planner.machines import StepCost, find_machine
 from kvtiers.planner.models import MODELS
 from kvtiers.transfer.virtual import Link
@@ -109,6 +118,15 @@ def test_every_link_is_found_when_the_tiers_may_be_emptied() -> None:
         found = getattr(machine, name)
         assert found.bytes_per_second == pytest.approx(link.bytes_per_second, rel=0.01)
         assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=0.01)
+
+
+def test_one_call_that_was_slow_for_a_reason_of_its_own_does_not_tell_a_link() -> None:
+    link = Link(1e9, 1e-3)
+    usual = [Moved(1, size, link.seconds(size)) for size in (10**5, 10**6, 10**7) for _ in "ab"]
+    found = fit_link([Moved(1, 10**6, 0.4), *usual])
+    assert found is not None
+    assert found.bytes_per_second == pytest.approx(1e9, rel=0.1)
+    assert found.latency_seconds == pytest.approx(1e-3, rel=0.1)
 
 
 def test_without_emptying_the_way_up_is_taken_from_the_way_down() -> None:
