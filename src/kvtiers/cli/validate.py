@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as json_module
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +128,8 @@ def validate(
             "--clients, --conversations and --turns are at least 1, --pause-seconds is not "
             "negative, and --tolerance is between 0 and 1"
         )
+    # so that a `kill` ends the servers too, on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     settings = Settings(
         model=model,
         device_pages=device_pages,
