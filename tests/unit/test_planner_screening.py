@@ -197,6 +197,19 @@ def test_what_was_given_up_is_told_in_words_in_json_and_in_the_report(plan: Plan
     assert "Screenings given up" not in html_report(nothing)
 
 
+def test_a_policy_beaten_in_screening_is_named_beside_the_one_that_is_chosen(plan: Plan) -> None:
+    chosen = evaluation(candidate(64.0), 2.0)
+    given_up = [GivenUp(candidate(64.0, SELECTIVE), 75, 2.1), GivenUp(candidate(32.0), 75, 2.1)]
+    told = replace(
+        plan, choice=chosen, replayed=[chosen], screened=[chosen], steps=[chosen], given_up=given_up
+    )
+    policy = next(each for each in advise(told) if each.title.startswith("Which policy"))
+    assert [s for s in policy.sentences if "beaten" in s] == [
+        "write_through_selective, inclusive: beaten in screening by a configuration that costs no "
+        "more."
+    ]
+
+
 # ------------------------------------------------------------------------- processes
 
 _PLAN_IN_A_PROCESS = """

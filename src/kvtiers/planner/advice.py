@@ -95,7 +95,17 @@ def _policy(plan: Plan) -> tuple[str, ...]:
         f"{e.candidate.policy}: {_traits(e)}."
         for e in sorted(rivals, key=lambda e: e.ttft_p95_seconds)
     ]
-    if not rivals:
+    beaten = [
+        each.candidate.policy
+        for each in plan.given_up
+        if (each.candidate.host_gib, each.candidate.storage_gib)
+        == (choice.candidate.host_gib, choice.candidate.storage_gib)
+        and each.candidate not in [e.candidate for e in plan.replayed]
+    ]
+    sentences += [
+        f"{policy}: beaten in screening by a configuration that costs no more." for policy in beaten
+    ]
+    if not rivals and not beaten:
         sentences.append("No other policy was replayed at these sizes.")
     return tuple(sentences)
 
