@@ -379,6 +379,26 @@ def test_the_cleaner_copies_ahead_of_eviction_and_then_eviction_does_not_wait() 
     cache.abort(lease)
 
 
+@pytest.mark.parametrize("retention", Retention)
+def test_what_the_cleaner_has_saved_is_not_given_up_to_save_more(retention: Retention) -> None:
+    cache = driver(
+        device_pages=10,
+        host_pages=3,
+        write_policy=WritePolicy.WRITE_BACK,
+        retention=retention,
+        cleaner_low=0.5,
+        cleaner_high=1.0,
+    )
+    for name in range(5):
+        cache.serve(prompt(name, 2 * PAGE))
+    copied = 0
+    for _ in range(10):
+        cache.tick()
+        copied += sum(copy.pages for copy in cache.pending(Purpose.BACKUP))
+        cache.ack_all()
+    assert copied == 3, "as many as host has room for, once"
+
+
 def test_the_cleaner_rests_under_the_other_policies() -> None:
     cache = driver(host_pages=20, cleaner_low=1.0, cleaner_high=1.0)
     lease = cache.lease(prompt(1, 2 * PAGE))

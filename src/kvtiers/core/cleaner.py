@@ -2,7 +2,8 @@
 
 When free device slots fall below the low watermark, it walks the eviction order from its old end
 and backs up what is unsaved, until the pages that could be freed without a copy reach the high
-watermark. Root first on each path, so that what it saves can be stored.
+watermark. Root first on each path, so that what it saves can be stored. What it has saved it does
+not give up again to save more: where host has no other room, the rest stays unsaved for now.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kvtiers.types import Purpose, WritePolicy
 if TYPE_CHECKING:
     from kvtiers.core.copies import Copies
     from kvtiers.core.state import CacheState
+    from kvtiers.core.tree import Run
 
 
 class Cleaner:
@@ -31,19 +33,23 @@ class Cleaner:
         if not self._enabled or state.device.free >= self._low_pages:
             return
         clean = state.device.free + state.pages_in_flight[Purpose.BACKUP]
-        dirty = []
+        dirty: list[Run] = []
+        spare: set[Run] = set()  # what leaves device first: its copies are not for giving up
         for run in state.device_order:
             if clean >= self._high_pages:
                 break
             if run.backup is not None:
                 continue
             saved = max(0, min(run.host_end, run.device_pages) - run.host_start)
+            spare.add(run)
             clean += run.device_pages
             if saved < run.device_pages and not run.copy_failed:
                 dirty.append(run)
         for run in dirty:
-            if self._copies.backup_room() <= 0:
-                return
+            spare.update(run.path())
+        for run in dirty:
             for each in run.path():
-                if each.backup is None and each.device_pages:
-                    self._copies.clean(each)
+                if each.backup is not None or not each.device_pages:
+                    continue
+                if self._copies.backup_room() <= 0 or not self._copies.clean(each, spare):
+                    return

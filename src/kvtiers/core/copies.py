@@ -25,6 +25,8 @@ from kvtiers.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kvtiers.core.host_tier import HostTier
     from kvtiers.core.lease import Lease
     from kvtiers.core.state import CacheState
@@ -111,22 +113,27 @@ class Copies:
         """Order a backup of pages `[first, end)` of one run, counted from the run's start."""
         self._order_backup(run, run.start + first, run.start + end, needs_head=False)
 
-    def clean(self, run: Run) -> None:
-        """Order a backup of what the run has on device only, as far as host has room for it."""
+    def clean(self, run: Run, spare: Collection[Run]) -> bool:
+        """Order a backup of what the run has on device only; False: host has no room for all of it.
+
+        Host copies of the runs in `spare` make no room for it.
+        """
         device = run.device_pages
         first, end = 0, device
         if run.host_end > run.host_start:
             first = run.host_end if run.host_end < device else 0
             end = device if first else run.host_start
         if first >= end:
-            return
-        self._host.make_room(end - first, for_victim=run)
+            return True
+        self._host.make_room(end - first, for_victim=run, spare=spare)
         if end < device and run.host_start != end:
-            return  # making room took mirrors of this very run: what comes before them has moved
+            # Making room took mirrors of this very run: what comes before them has moved.
+            return True
         got = min(end - first, self._state.host.free, self.backup_room())
         must_be_whole = end < device  # it comes before what is on host: no hole between them
         if got > 0 and (got == end - first or not must_be_whole):
             self.save(run, first, first + got)
+        return got == end - first
 
     def _order_backup(self, run: Run, first_page: int, end_page: int, needs_head: bool) -> None:
         state = self._state
