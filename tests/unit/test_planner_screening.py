@@ -210,6 +210,16 @@ def test_a_policy_beaten_in_screening_is_named_beside_the_one_that_is_chosen(pla
     ]
 
 
+def test_a_configuration_that_breaks_down_does_not_flatten_the_picture_of_the_front(
+    plan: Plan,
+) -> None:
+    assert "at the top: above" not in html_report(plan)
+    broken = replace(plan.choice, candidate=candidate(640.0), ttft_p95_seconds=9_999.0)
+    text = html_report(replace(plan, replayed=[*plan.replayed, broken]))
+    assert "at the top: above" in text
+    assert ">10k<" not in text
+
+
 # ------------------------------------------------------------------------- processes
 
 _PLAN_IN_A_PROCESS = """

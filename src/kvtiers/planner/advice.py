@@ -139,7 +139,7 @@ def _limit(plan: Plan) -> tuple[str, ...]:
             "the machine does not keep up, and times grow with the length of the trace. More "
             "devices help more than more memory."
         )
-    sentences += [f"Reached: {limit}." for limit in choice.limits]
+    sentences += [f"Reached: {limit.replace('_', ' ')}." for limit in choice.limits]
     ceiling = plan.bound.curve.ceiling + plan.bound.output_reuse
     least = plan.trace.prefill_share * (1 - ceiling)
     if least > 1:

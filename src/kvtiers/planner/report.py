@@ -21,6 +21,9 @@ from kvtiers.planner.units import GIB
 
 _CURVE_POINTS = 300
 
+FRONT_TOP = 1.5
+"""Where the axis of the front ends at most, in times of the front's slowest."""
+
 
 def html_report(plan: Plan) -> str:
     """The whole report."""
@@ -150,11 +153,15 @@ def _front(plan: Plan) -> LineChart:
         dashed=True,
         colour="#6b6b6b",
     )
+    # one configuration that breaks down must not press all others to the ground
+    top = FRONT_TOP * max((y for y in steps.y if math.isfinite(y)), default=1.0)
+    above = any(y > top for series in by_policy for y in series.y)
     return LineChart(
         title="Memory against TTFT p95 (full replays)",
         x_label="cost of host and storage, in GiB of host memory",
-        y_label="TTFT p95, seconds",
+        y_label="TTFT p95, seconds" + (" (at the top: above)" if above else ""),
         series=[base, *by_policy, steps],
+        y_top=top if above else None,
     )
 
 
