@@ -220,6 +220,25 @@ def test_a_configuration_that_breaks_down_does_not_flatten_the_picture_of_the_fr
     assert ">10k<" not in text
 
 
+@pytest.mark.parametrize(
+    ("rival_ttft", "why"),
+    [
+        (2.01, "write_back, inclusive answers soonest at these sizes"),
+        (1.99, "write_back, inclusive comes to the same as write_through_selective, inclusive"),
+    ],
+)
+def test_the_policy_is_chosen_for_its_ttft_or_for_copying_less(
+    plan: Plan, rival_ttft: float, why: str
+) -> None:
+    chosen = evaluation(candidate(64.0), 2.0)
+    rival = evaluation(candidate(64.0, SELECTIVE), rival_ttft)
+    told = replace(
+        plan, choice=chosen, replayed=[chosen, rival], screened=[chosen, rival], steps=[chosen]
+    )
+    policy = next(each for each in advise(told) if each.title.startswith("Which policy"))
+    assert policy.sentences[0].startswith(why)
+
+
 # ------------------------------------------------------------------------- processes
 
 _PLAN_IN_A_PROCESS = """

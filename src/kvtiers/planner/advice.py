@@ -87,10 +87,15 @@ def _policy(plan: Plan) -> tuple[str, ...]:
     ]
     if not choice.candidate.host_gib:
         return ("Without a tier below the device there is no policy to choose.",)
-    sentences = [
-        "Of policies that come to the same at these sizes, the one that copies least is chosen.",
-        f"{choice.candidate.policy}: {_traits(choice)}.",
-    ]
+    soonest = min([choice, *rivals], key=lambda e: e.ttft_p95_seconds)
+    if soonest is choice:
+        why = f"{choice.candidate.policy} answers soonest at these sizes: {_traits(choice)}."
+    else:
+        why = (
+            f"{choice.candidate.policy} comes to the same as {soonest.candidate.policy} at these "
+            f"sizes and copies less: {_traits(choice)}."
+        )
+    sentences = [why]
     sentences += [
         f"{e.candidate.policy}: {_traits(e)}."
         for e in sorted(rivals, key=lambda e: e.ttft_p95_seconds)
@@ -206,12 +211,18 @@ def _searched(plan: Plan) -> tuple[str, ...]:
             f"proved to have a TTFT p95 more than {100 * (BEATEN - 1):.0f} % above that of a "
             "configuration that costs no more."
         )
-    both = [(e, plan.screening_of(e.candidate)) for e in plan.replayed]
-    differences = [abs(e.hit_ratio - short.hit_ratio) for e, short in both if short is not None]
-    if differences:
+    compared = [
+        (e, short)
+        for e in plan.replayed
+        if (short := plan.screening_of(e.candidate)) is not None
+        and math.isfinite(e.ttft_p95_seconds + short.ttft_p95_seconds)
+    ]
+    if compared:
+        hits = max(abs(e.hit_ratio - short.hit_ratio) for e, short in compared)
+        ttft = max(abs(e.ttft_p95_seconds / short.ttft_p95_seconds - 1) for e, short in compared)
         sentences.append(
-            f"Screening and full replay differ by at most {100 * max(differences):.2f} points of "
-            "hits."
+            f"Screening and full replay differ by at most {100 * hits:.2f} points of hits and "
+            f"{_percent(ttft)} of TTFT p95; only full replays decide."
         )
     return tuple(sentences)
 
