@@ -25,10 +25,10 @@ import numpy.typing as npt
 from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.format import ALIGN_BYTES, HEADER_BYTES, Geometry
 
-RUN_BYTES_MAX = 4 << 20
+RUN_BYTES_MAX = 2 << 20
 """Neighbouring slots are moved by one system call up to this many bytes."""
 
-_BOUNCE_BYTES = 4 << 20
+_BOUNCE_BYTES = 2 << 20
 _IOV_MAX = 1024
 _NOT_SUPPORTED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 

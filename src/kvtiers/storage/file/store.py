@@ -50,8 +50,8 @@ _log = logging.getLogger("kvtiers.storage")
 _CHUNK_BYTES = 32 << 20
 """A batch becomes readable in pieces of this size, its head first."""
 
-_HELPERS = 4
-"""Pieces in flight: what it takes to keep a fast disk busy."""
+_HELPERS = 7
+"""Pieces in flight beside that of the caller: what keeps a fast disk busy to the end of a call."""
 
 _CLOSE_WAIT_SECONDS = 5.0
 
