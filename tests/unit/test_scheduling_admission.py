@@ -1,7 +1,9 @@
 """Who is admitted, who is passed, who holds the line; and what admission books (9.3)."""
 
+from dataclasses import replace
+
 import pytest
-from scheduling_fakes import Bench, ScriptedCache
+from scheduling_fakes import NAMESPACE, Bench, ScriptedCache
 
 from kvtiers.core.hits import split_cached_prefix_by_tier
 from kvtiers.core.interface import Blocked, Refused
@@ -208,6 +210,72 @@ def test_a_request_gives_up_its_own_prefetch_before_it_would_wait_for_ever():
     bench.scheduler.step()
     assert bench.cache.cancelled == [1]
     assert request.outcome is RequestOutcome.LENGTH
+
+
+def with_storage(**config) -> Bench:
+    cache = ScriptedCache()
+    cache.config = replace(cache.config, host_pages=100, storage=True, prefetch_threshold_tokens=8)
+    return Bench(cache, **config)
+
+
+def test_a_request_that_lost_its_pages_while_it_waited_asks_storage_again():
+    bench = with_storage(max_running=1)
+    tokens = list(range(13))
+    bench.request(tokens)
+    bench.run()  # its three pages are on device now
+    runs = bench.request(4, max_tokens=5)
+    bench.step()
+    waits = bench.request(tokens)
+    assert waits.state is RequestState.WAITING, "all of it is on device: nothing to ask for"
+    bench.cache.published.clear()
+    bench.cache.prefetching = {waits.request_id}
+    while not runs.ended:
+        bench.step()
+    bench.step()
+    assert waits.state is RequestState.PREFETCHING
+    bench.cache.prefetching = set()
+    bench.run()
+    assert waits.ended
+
+
+@pytest.mark.parametrize("lost_pages", [1, 2])
+def test_a_loss_below_the_prefetch_threshold_is_computed(lost_pages):
+    bench = with_storage(max_running=1)
+    tokens = list(range(13))
+    bench.request(tokens)
+    bench.run()
+    runs = bench.request(4, max_tokens=5)
+    bench.step()
+    waits = bench.request(tokens)
+    for pages in range(4 - lost_pages, 4):  # of the three, from its end
+        bench.cache.published.discard((NAMESPACE.digest, waits.key[: pages * 16]))
+    bench.cache.prefetching = {waits.request_id}
+    while not runs.ended:
+        bench.step()
+    bench.step()
+    assert (waits.state is RequestState.PREFETCHING) is (lost_pages == 2)
+
+
+def test_a_request_whose_pages_leave_again_and_again_ends_all_the_same():
+    bench = with_storage(max_running=1)
+    tokens = list(range(13))
+    bench.request(tokens)
+    bench.run()
+    published = set(bench.cache.published)
+    request = bench.request(tokens)
+    asks = 0
+    for _ in range(20):
+        bench.cache.published.clear()  # lost ...
+        bench.cache.prefetching = {request.request_id}
+        bench.step()
+        if request.state is not RequestState.PREFETCHING:
+            break
+        asks += 1
+        bench.cache.published |= published  # ... found, and given up before it was used
+        bench.scheduler._roster.give_up_prefetch(request, bench.now)
+        request.asked_with_tokens = 12
+    assert asks == 2, "after the first time, when nothing was missing"
+    assert request.ended
 
 
 def test_only_so_many_waiting_requests_prefetch_at_a_time():

@@ -82,6 +82,8 @@ class Admission:
                     continue
             elif not self._prefetch_over(request, now) or self._waits_for_leader(request, adder):
                 continue
+            if roster.asks_again(request, now):
+                continue
             answer = self._attempt(request, adder, now)
             if isinstance(answer, Refused):
                 self._refused(request, answer, now)

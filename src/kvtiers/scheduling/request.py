@@ -82,6 +82,9 @@ class Request:
     attempt: Attempt = field(default=Attempt.FIRST, init=False)
     lease: LeaseView | None = field(default=None, init=False)
     ticket_id: int | None = field(default=None, init=False)
+    storage_asks: int = field(default=0, init=False)
+    asked_with_tokens: int = field(default=0, init=False)
+    """What of its key was on device or host when storage was asked last."""
     split: HitSplit | None = field(default=None, init=False)
     """Of the first attempt that was booked."""
     booked: bool = field(default=False, init=False)

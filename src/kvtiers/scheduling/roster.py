@@ -41,6 +41,9 @@ class StepOutput(NamedTuple):
 
 _KEEPS_PAGES = frozenset({RequestOutcome.STOP, RequestOutcome.LENGTH, RequestOutcome.DEADLINE})
 
+_STORAGE_ASKS_MAX = 3
+"""How often a waiting request asks storage: where pages leave as fast as they come, it must end."""
+
 
 class Roster:
     """Where every live request stands."""
@@ -121,12 +124,37 @@ class Roster:
             request = self._to_prefetch.popleft()
             if request not in self.waiting:
                 continue  # it was admitted, or has ended, before its turn came
-            request.ticket_id = self._cache.prefetch(
-                request.request_id, request.key, request.namespace, now
-            )
-            if request.ticket_id is not None:
-                self._prefetches += 1
-                request.enter(RequestState.PREFETCHING)
+            self._ask_storage(request, now)
+
+    def asks_again(self, request: Request, now: float) -> bool:
+        """Whether a waiting request that is about to be admitted waits for storage once more.
+
+        Storage is asked when a request is queued. What it had on device or host then may have left
+        while it waited, and computing what storage holds would make the queue longer still.
+        """
+        if (
+            not self._cache.config.storage
+            or request.ticket_id is not None
+            or not 0 < request.storage_asks < _STORAGE_ASKS_MAX
+            or self._prefetches >= self._prefetches_max
+        ):
+            return False
+        lost_tokens = request.asked_with_tokens - self.matched_tokens(request)
+        if lost_tokens < max(1, self._cache.config.prefetch_threshold_tokens):
+            return False
+        self._ask_storage(request, now)
+        return request.ticket_id is not None
+
+    def _ask_storage(self, request: Request, now: float) -> None:
+        request.storage_asks += 1
+        if self._cache.config.storage:
+            request.asked_with_tokens = self.matched_tokens(request)
+        request.ticket_id = self._cache.prefetch(
+            request.request_id, request.key, request.namespace, now
+        )
+        if request.ticket_id is not None:
+            self._prefetches += 1
+            request.enter(RequestState.PREFETCHING)
 
     def give_up_prefetch(self, request: Request, now: float) -> None:
         """End a waiting request's prefetch; it is admitted without what storage holds."""
