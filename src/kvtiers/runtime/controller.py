@@ -257,8 +257,8 @@ class CacheController:
             else:
                 self._cancel(order, now)
         launched = False
-        for purpose in Purpose:
-            while flights := self._flights.launch(purpose, now):
+        for purpose, waiting in self._flights.waiting.items():
+            while waiting and (flights := self._flights.launch(purpose, now)):
                 self._launch(purpose, flights, now)
                 launched = True
         return launched or bool(orders)
@@ -304,7 +304,7 @@ class CacheController:
 
     def _expire(self, now: float) -> list[Flight]:
         """Stop what has passed its deadline, as far as that is safe; returns the copies."""
-        given_up = [flight for purpose in Purpose for flight in self._flights.expired(purpose, now)]
+        given_up = self._flights.expired(now)
         for flight in given_up:
             log.warning(
                 "%s %d of %d pages missed its deadline after %.3f s",

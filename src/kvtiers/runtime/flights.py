@@ -117,7 +117,8 @@ class Flights:
     def __init__(self, deadlines: Deadlines, bounds: InFlightBounds) -> None:
         self._deadlines = deadlines
         self._bounds = bounds
-        self._waiting: dict[Purpose, deque[Flight]] = {p: deque() for p in Purpose}
+        self.waiting: dict[Purpose, deque[Flight]] = {p: deque() for p in Purpose}
+        """Ordered and not launched, oldest first; to look at, `launch` takes them."""
         self._in_time: dict[Purpose, dict[int, Flight]] = {p: {} for p in Purpose}
         self._overdue: dict[Purpose, dict[int, Flight]] = {p: {} for p in Purpose}
         self._running_pages = dict.fromkeys(Purpose, 0)
@@ -131,7 +132,7 @@ class Flights:
     def add(self, copy: Copy, now: float) -> None:
         """A copy was ordered."""
         flight = Flight(copy, now, now + self._deadlines.of(copy.purpose))
-        self._waiting[copy.purpose].append(flight)
+        self.waiting[copy.purpose].append(flight)
         self._in_time[copy.purpose][copy.op_id] = flight
 
     def find(self, op_id: int) -> Flight | None:
@@ -143,7 +144,7 @@ class Flights:
 
     def launch(self, purpose: Purpose, now: float) -> list[Flight]:
         """Take waiting copies for one operation, as far as the bounds allow; none: not now."""
-        waiting = self._waiting[purpose]
+        waiting = self.waiting[purpose]
         if not waiting:
             return []
         batch: list[Flight] = []
@@ -165,17 +166,20 @@ class Flights:
                 flight.merged = merged
         return batch
 
-    def expired(self, purpose: Purpose, now: float) -> list[Flight]:
-        """Copies whose deadline has passed since the last call, oldest first; now overdue."""
-        in_time = self._in_time[purpose]
+    def expired(self, now: float) -> list[Flight]:
+        """Copies whose deadline has passed since the last call; now overdue.
+
+        Purpose by purpose, oldest first.
+        """
         passed: list[Flight] = []
-        while in_time:
-            flight = next(iter(in_time.values()))
-            if flight.deadline > now:
-                break
-            del in_time[flight.copy.op_id]
-            self._overdue[purpose][flight.copy.op_id] = flight
-            passed.append(flight)
+        for purpose, in_time in self._in_time.items():
+            while in_time:
+                flight = next(iter(in_time.values()))
+                if flight.deadline > now:
+                    break
+                del in_time[flight.copy.op_id]
+                self._overdue[purpose][flight.copy.op_id] = flight
+                passed.append(flight)
         return passed
 
     def remove(self, flight: Flight) -> None:
@@ -184,7 +188,7 @@ class Flights:
         if self._in_time[purpose].pop(op_id, None) is None:
             del self._overdue[purpose][op_id]
         if flight.merged is None:
-            self._waiting[purpose].remove(flight)
+            self.waiting[purpose].remove(flight)
         else:
             self._running_pages[purpose] -= flight.copy.pages
 
