@@ -1,5 +1,7 @@
 """Who leaves a tier, in which order, with what outcome, under every write policy and retention."""
 
+from random import Random
+
 import pytest
 
 from kvtiers.core.interface import Blocked
@@ -483,3 +485,74 @@ def test_ghosts_of_two_namespaces_are_two() -> None:
     cache.evict(Tier.DEVICE, 2)
     split = cache.serve(prompt(1, 2 * PAGE + 1), Namespace("m", salt="b"))
     assert missed(split)[MissReason.UNKNOWN] == 2 * PAGE
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_making_room_that_cannot_be_enough_comes_to_an_end(seed: int) -> None:
+    """A request larger than what is not leased: copies end, and then it is told so.
+
+    Victims that took each other's host copies would order copies for ever.
+    """
+    chance = Random(seed)
+    cache = driver(
+        device_pages=chance.randint(8, 14),
+        host_pages=chance.randint(1, 6),
+        write_policy=WritePolicy.WRITE_BACK,
+        retention=chance.choice(list(Retention)),
+        cleaner_low=chance.choice((0.0, 0.3)),
+        cleaner_high=chance.choice((0.3, 0.9)),
+    )
+    held = cache.lease(prompt(99, 2 * PAGE))
+    for _ in range(12):
+        cache.serve(prompt(chance.randrange(6), chance.randint(1, 3) * PAGE))
+    large = prompt(98, cache.config.device_pages * PAGE - PAGE)
+    for _ in range(100):
+        answer = cache.admit(large)
+        assert isinstance(answer, Blocked)
+        if answer.on is BlockedOn.DEVICE_CAPACITY:
+            break
+        cache.ack_all()
+        cache.tick()
+    assert answer.on is BlockedOn.DEVICE_CAPACITY
+    cache.ack_all()
+    cache.abort(held)
+
+
+@pytest.mark.parametrize("retention", Retention)
+def test_victims_above_what_tickets_hold_do_not_take_each_others_copies(
+    retention: Retention,
+) -> None:
+    """Two texts on device continue on host, held by prefetches; host has one page besides."""
+    cache = driver(
+        device_pages=8,
+        host_pages=5,
+        storage=True,
+        prefetch_threshold_tokens=1,
+        prefetch_in_flight_share=1.0,
+        write_policy=WritePolicy.WRITE_BACK,
+        retention=retention,
+        cleaner_low=0.0,
+        cleaner_high=0.0,
+    )
+    texts = [[*prompt(name, 4 * PAGE), 0] for name in (1, 2)]
+    for text in texts:
+        cache.serve(text[: 2 * PAGE])
+    tickets = [cache.prefetched(text) for text in texts]
+    copies = 0
+    for _ in range(30):
+        answer = cache.admit(prompt(3, 7 * PAGE))
+        assert isinstance(answer, Blocked)
+        if answer.on is BlockedOn.DEVICE_CAPACITY:
+            break
+        copies += len(cache.pending(Purpose.BACKUP))
+        cache.ack_all()
+    assert answer.on is BlockedOn.DEVICE_CAPACITY, f"{copies} copies, and no end"
+    for ticket in tickets:
+        cache.cancel_prefetch(ticket)
+    for _ in range(30):
+        answer = cache.admit(prompt(3, 7 * PAGE))
+        if not isinstance(answer, Blocked):
+            break
+        cache.ack_all()
+    assert not isinstance(answer, Blocked)
+    cache.abort(answer)

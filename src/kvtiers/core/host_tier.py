@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ class HostTier:
         covered = demoted = dropped = 0
         limit = before or for_victim
         if order.mirrors_first:
-            covered = self._give_up_mirrors(left, spare)
+            covered = self._give_up_mirrors(left, spare, for_victim)
             left -= covered
         elif limit is None and not spare and not self._stores_on_evict():
             demoted, dropped = self._evict_plain(left)
@@ -69,8 +69,10 @@ class HostTier:
                 continue
             start, end, device = run.host_start, run.host_end, run.device_pages
             keep = max(start, end - left)
-            if order.mirrors_first or run is for_victim:
-                keep = max(keep, device)  # sole copies only
+            if order.mirrors_first or for_victim is not None:
+                # Sole copies only: a mirror of what is older than the victim is there for its own
+                # way down, and two victims would take each other's for ever.
+                keep = max(keep, device)
                 if keep >= end:
                     continue
             sole = end - max(keep, device)  # pages that are on host only
@@ -195,16 +197,27 @@ class HostTier:
             below.extend(each.children.values())
         return False
 
-    def _give_up_mirrors(self, pages: int, spare: Collection[Run]) -> int:
-        """Exclusive retention: pages that are on device too leave first, head first."""
+    def _give_up_mirrors(self, pages: int, spare: Collection[Run], for_victim: Run | None) -> int:
+        """Exclusive retention: pages that are on device too leave first, head first.
+
+        For a victim only mirrors of what stays on device longer than it: those of older runs were
+        made for their own way down, and two victims would take each other's for ever.
+        """
         state = self._state
         order = state.host_order
+        age = state.device_order.age
+        oldest = None if for_victim is None else age(for_victim)
+
+        def free_to_go() -> Iterator[Run]:
+            for run in order.mirrors():  # the youngest first
+                if oldest is not None and age(run) <= oldest:
+                    return
+                if not held_on_host(run) and run not in spare:
+                    yield run
+
         left = pages
         while left:
-            free_to_go = (
-                run for run in order.mirrors() if not held_on_host(run) and run not in spare
-            )
-            batch = list(islice(free_to_go, 64))
+            batch = list(islice(free_to_go(), 64))
             for run in batch:
                 take = min(run.device_pages, run.host_end, run.host_start + left) - run.host_start
                 state.host.give(run.host_slots[:take])

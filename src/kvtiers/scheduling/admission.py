@@ -106,18 +106,25 @@ class Admission:
 
         Prefetches of waiting requests hold pages. Where nothing runs and there is no room all the
         same, they are given up, last in line first and its own in the end: otherwise nothing
-        would ever end.
+        would ever end. Where room is being made without ever being enough (victims may have to keep
+        clear of what prefetches hold), one is given up at each attempt after a while.
         """
         began = self._clock()
         answer = adder.admit(request, now)
         if isinstance(answer, Blocked) and not self._roster.running:
+            wait = self._waits.get(request.request_id)
+            since = now if wait is None or wait.blocked_since is None else wait.blocked_since
+            stalled = now - since >= self._config.stall_seconds
             others = [other for other in self._roster.waiting if other is not request]
             for holder in (*reversed(others), request):
-                if not isinstance(answer, Blocked) or answer.on is not BlockedOn.DEVICE_CAPACITY:
+                if not isinstance(answer, Blocked):
+                    break
+                if answer.on is not BlockedOn.DEVICE_CAPACITY and not stalled:
                     break
                 if holder.ticket_id is not None:
                     self._roster.give_up_prefetch(holder, now)
                     answer = adder.admit(request, now)
+                    stalled = False
         evicted = self._hand_on_facts()
         if not isinstance(answer, Blocked | Refused):
             self._time_eviction(request, began if evicted else None)

@@ -47,6 +47,9 @@ class SchedulerConfig:
     retry_seconds: float = 0.01
     """A blocked attempt is repeated when something was freed, and after this time anyhow. A
     decoding request without a slot waits as long before another is retracted for it."""
+    stall_seconds: float = 2.0
+    """How long a request may be blocked while nothing runs before prefetches are given up for it,
+    even though copies are still making room."""
     share_step_cost_tokens: int = 64
     """What one more step costs, in prefill tokens; see `sharing`."""
     share_leaders_max: int = 4
@@ -90,6 +93,7 @@ class SchedulerConfig:
                 "lpm_ageing_tokens_per_second",
                 "priority_ageing_seconds",
                 "retry_seconds",
+                "stall_seconds",
             )
             if getattr(self, name) <= 0
         ]

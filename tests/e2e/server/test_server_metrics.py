@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from conftest import StartServer
+import time
+
+from conftest import RunningServer, StartServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtiers.metrics.schema import CATALOGUE, Kind
@@ -37,9 +39,17 @@ def test_a_prompt_that_comes_back_shows_in_the_what_if_curve(start_server: Start
     ratios = server.http.get("/cache/state").raise_for_status().json()["what_if"]
     # Two of three prompts, apart from the tokens of the last, partial page.
     assert 0.5 < ratios["device"]["x1"] < 2 / 3
+    end = time.monotonic() + 10  # gauges are up to a quarter of a second old
+    shown = what_if_of(server)
+    while shown["device", "x1"] != ratios["device"]["x1"] and time.monotonic() < end:
+        time.sleep(0.05)
+        shown = what_if_of(server)
+    assert shown["device", "x1"] == ratios["device"]["x1"]
+    assert shown["storage", "x1"] == 0  # there is none
+
+
+def what_if_of(server: RunningServer) -> dict[tuple[str, str], float]:
     text = server.http.get("/metrics").raise_for_status().text
     families = {f.name: f for f in text_string_to_metric_families(text)}
     samples = families["sglang:what_if_hit_ratio"].samples
-    shown = {(s.labels["tier"], s.labels["capacity"]): s.value for s in samples}
-    assert shown["device", "x1"] == ratios["device"]["x1"]
-    assert shown["storage", "x1"] == 0  # there is none
+    return {(s.labels["tier"], s.labels["capacity"]): s.value for s in samples}
