@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtiers.cli.checks import check_output
 from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.trace_options import (
     JsonOption,
@@ -71,6 +72,7 @@ def curve(
     --device, --host and --storage, what each tier hits is read off the curve for inclusive and for
     exclusive retention.
     """
+    check_output(plot, "--plot")
     tiers = _tiers(device, host, storage)
     asked = parse_capacities(capacities) if capacities is not None else None
     columns = reading.load(trace)
@@ -98,6 +100,9 @@ def _tiers(
     if (host is not None and device is None) or (storage is not None and host is None):
         raise ConfigError("tiers are given from the top: --device, then --host, then --storage")
     given = ((Tier.DEVICE, device), (Tier.HOST, host), (Tier.STORAGE, storage))
+    for tier, capacity in given:
+        if capacity is not None and capacity < 0:
+            raise ConfigError(f"--{tier} is {capacity}; a capacity is 0 or more")
     return [(tier, capacity) for tier, capacity in given if capacity is not None]
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+from kvtiers.cli.checks import check_numbers
+
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each dataclass among its parameters replaced by the dataclass's fields.
@@ -43,6 +45,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
+        check_numbers(given)
         for name, group in groups.items():
             values = {field.name: given.pop(field.name) for field in fields(group)}
             given[name] = group(**values)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvtiers.cli.checks import check_output, check_sizes
 from kvtiers.cli.machine_options import (
     MachineFlags,
     PageTokensOption,
@@ -77,7 +78,7 @@ def plan(
         typer.Option(help="A GiB of storage in GiB of host memory.", rich_help_panel=_SPACE),
     ] = Prices().storage_per_gib,
     processes: Annotated[
-        int | None, typer.Option(help="Replays at a time; default: the cores.")
+        int | None, typer.Option(min=1, help="Replays at a time; default: the cores.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the report as an HTML file.")] = None,
     page_tokens: PageTokensOption = None,
@@ -93,6 +94,8 @@ def plan(
     and full replays of the best decide. Without a target: the cheapest that is within 10 % of the
     best TTFT.
     """
+    check_output(report, "--report")
+    check_sizes(device_gib=device_gib, host_max_gib=host_max_gib, storage_max_gib=storage_max_gib)
     target = Target(
         ttft_p95_seconds=_seconds(ttft_p95) if ttft_p95 is not None else None,
         hit_ratio=hit_ratio,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvtiers.cli.checks import check_output
 from kvtiers.workload import SynthesisSpec, synthesise, write_trace
 
 
@@ -24,6 +25,7 @@ def synth(
     ] = "recorded",
 ) -> None:
     """Write a made-up trace: multi-turn chats, shared system prompts, agents, retrieval."""
+    check_output(out, "the trace")
     spec = SynthesisSpec(
         requests=requests,
         seed=seed,
