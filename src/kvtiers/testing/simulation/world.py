@@ -307,7 +307,8 @@ class Simulation:
         """Whatever an attempt waits for, something is there that will end.
 
         A prefetch counts, the request's own too: it locks whole runs, also what the request itself
-        does not need of them.
+        does not need of them. So does a look-up of one that was given up: it locks them until its
+        answer, for who may follow it.
         """
         state = self.core.state
         copying = bool(state.operations)
@@ -318,7 +319,7 @@ class Simulation:
         else:
             held = self.ledger.open_ends()
             tickets = [each.ticket_id for each in (*self.waiting, request)]
-            ends = copying or any(held.values()) or any(tickets)
+            ends = copying or any(held.values()) or any(tickets) or self.storage.lookups > 0
         if not ends:
             raise InvariantViolation(f"blocked on {on}, and nothing is there that could end")
 
