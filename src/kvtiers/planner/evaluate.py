@@ -6,8 +6,7 @@ is small; the whole outcome of a replay (series, ledger) comes back only where i
 *Screening* replays the whole trace with every output cut to its first token, with pages as large as
 the trace's blocks and with twice as many prompt tokens in a step: most of a replay's time goes into
 decoding, into small pages and into steps, while hits, copies and prefill queueing depend little on
-any of these. What the screening ranks first is replayed in
-full before anything is recommended.
+any of these. What the screening ranks first is replayed in full before anything is recommended.
 """
 
 from __future__ import annotations
