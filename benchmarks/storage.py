@@ -4,15 +4,16 @@
                                  [--page-bytes B ...] [--sglang-python PYTHON]
                                  [--lmcache-python PYTHON]
 
-Writes and reads whole pages, as the storage worker does (one thread stores, four prefetch, 32 MiB
-to a call), interleaved with fio (direct I/O, libaio, eight blocks of one page in flight), pair by
-pair and in turns of who goes first. Disks of virtual machines differ by a factor of two from one
-region to the next, so both sides use the same blocks: those of one segment file, written once
-beforehand. The ratio is the median over the pairs of ours / fio; ours includes checksums,
-verification and the index. With `--sglang-python` and `--lmcache-python` (interpreters that have
-them installed) the disk backends of these caches run in the same turns and write files of their
-own: SGLang's by default settings and flushed to disk within the time, since that is what direct I/O
-amounts to, LMCache's with direct I/O. All promise the same: what was written survives the process.
+Writes and reads whole pages, as the storage worker does (one thread stores, 128 MiB to a call; four
+prefetch, 32 MiB to a call), interleaved with fio (direct I/O, libaio, eight blocks of one page in
+flight), pair by pair and in turns of who goes first. Disks of virtual machines differ by a factor
+of two from one region to the next, so both sides use the same blocks: those of one segment file,
+written once beforehand. The ratio is the median over the pairs of ours / fio; ours includes
+checksums, verification and the index. With `--sglang-python` and `--lmcache-python` (interpreters
+that have them installed) the disk backends of these caches run in the same turns and write files of
+their own: SGLang's by default settings and flushed to disk within the time, since that is what
+direct I/O amounts to, LMCache's with direct I/O. All promise the same: what was written survives
+the process.
 
 Then `exists_prefix` of 1,000 pages, and the digests of a prompt of 13,500 tokens at page 16, native
 and in Python. Exit status 1 when a target is missed; a part whose peer is not installed is left out
@@ -39,14 +40,13 @@ from pathlib import Path
 import numpy as np
 
 from kvtiers.digests import NATIVE, page_digests, python_page_digests
+from kvtiers.runtime.storage_worker import READ_BYTES, READ_THREADS, WRITE_BYTES
 from kvtiers.storage import FileStore, StorageIdentity, page_refs
 from kvtiers.storage.file.format import Geometry
 from kvtiers.storage.port import PageRef
 from kvtiers.types import FailReason, Namespace, token_key
 from storage_peers import FIO_DEPTH, LMCACHE_PROGRAM, SGLANG_PROGRAM, CacheSide, FioSide
 
-READERS = 4
-BATCH_BYTES = 32 << 20
 PAGE_TOKENS = 16
 SGLANG, LMCACHE = "SGLang", "LMCache"
 PROGRAMS = {SGLANG: SGLANG_PROGRAM, LMCACHE: LMCACHE_PROGRAM}
@@ -76,26 +76,27 @@ class OurSide:
 
     def __init__(self, directory: Path, page_bytes: int, total_bytes: int) -> None:
         self.page_bytes = page_bytes
-        pages = total_bytes // page_bytes // READERS
+        pages = total_bytes // page_bytes // READ_THREADS
         identity = StorageIdentity(Namespace("bench"), PAGE_TOKENS, page_bytes, "uint8")
         self.paths = [
             page_refs(identity, token_key(np.arange(pages * PAGE_TOKENS) + reader), 0, pages)
-            for reader in range(READERS)
+            for reader in range(READ_THREADS)
         ]
-        self.total_bytes = pages * page_bytes * READERS
+        self.total_bytes = pages * page_bytes * READ_THREADS
         slot_bytes = -(-page_bytes // 4096) * 4096
-        self.batch_pages = max(1, BATCH_BYTES // slot_bytes)
+        self.read_pages = max(1, READ_BYTES // slot_bytes)
+        self.write_pages = max(1, WRITE_BYTES // slot_bytes)
         noise = np.random.default_rng(1).bytes(slot_bytes)
         self.targets = []
-        for _ in range(READERS):
-            memory = mmap.mmap(-1, slot_bytes * self.batch_pages)
-            memory.write(noise * self.batch_pages)
+        for _ in range(READ_THREADS):
+            memory = mmap.mmap(-1, slot_bytes * self.read_pages)
+            memory.write(noise * self.read_pages)
             view = memoryview(memory)
             self.targets.append(
-                [view[i * slot_bytes :][:page_bytes] for i in range(self.batch_pages)]
+                [view[i * slot_bytes :][:page_bytes] for i in range(self.read_pages)]
             )
         # As many different pages as fio has blocks in flight: neither side reads more memory.
-        self.sources = [self.targets[0][i % FIO_DEPTH] for i in range(self.batch_pages)]
+        self.sources = [self.targets[0][i % FIO_DEPTH] for i in range(self.write_pages)]
         self.store = FileStore(directory, page_bytes, segment_bytes=total_bytes * 9 // 8)
         self._write()
         (self.segment,) = directory.glob("segment-*.kv")
@@ -136,8 +137,8 @@ class OurSide:
         refs: list[PageRef],
         buffers: list[memoryview],
     ) -> None:
-        for first in range(0, len(refs), self.batch_pages):
-            batch = refs[first : first + self.batch_pages]
+        for first in range(0, len(refs), len(buffers)):
+            batch = refs[first : first + len(buffers)]
             failed = set(call(batch, buffers[: len(batch)])) - {None}
             assert not failed, f"pages failed: {failed}"
 
@@ -169,7 +170,7 @@ def compare_pages(
             for name, measure in turns if pair % 2 else turns[::-1]:
                 note(name, measure())
         for name, cache in caches.items():
-            written, read = cache.rates(READERS)
+            written, read = cache.rates(READ_THREADS)
             note(f"{name} write", written)
             note(f"{name} read", read)
 

@@ -135,8 +135,9 @@ keys = [CacheEngineKey("m", 1, 0, i, torch.bfloat16) for i in range(pages)]
 started = time.perf_counter()
 for i, key in enumerate(keys):
     disk.submit_put_task(key, sources[i % 8])
-while any(disk.exists_in_put_tasks(key) for key in keys):
-    time.sleep(0.002)
+for key in keys:
+    while disk.exists_in_put_tasks(key):
+        time.sleep(0.002)
 written = time.perf_counter() - started
 assert all(disk.contains(key) for key in keys), "not every page was stored"
 os.sync()

@@ -141,7 +141,8 @@ class World:
             page_tokens=PAGE_TOKENS,
             layout="simulated",
             read_threads=2,
-            batch_bytes=2 * 4096,
+            read_bytes=2 * 4096,
+            write_bytes=2 * 4096,
             clock=self.clock,
         )
         self.controller = CacheController(

@@ -38,8 +38,11 @@ from kvtiers.types import FailReason, SlotArray, StorageOp
 log = logging.getLogger(__name__)
 
 READ_THREADS = 4
-BATCH_BYTES = 32 << 20
-"""Bytes per call to a store: the grain of deadlines, and the staging of each reading thread."""
+READ_BYTES = 32 << 20
+"""Bytes per reading call to a store: the grain of deadlines, and each reading thread's staging."""
+
+WRITE_BYTES = 128 << 20
+"""Bytes per writing call, which needs no staging. A store's disk is idle between two calls."""
 
 
 class _Job:
@@ -95,7 +98,8 @@ class StorageWorker:
         layout: str,
         shard: str = "0/1",
         read_threads: int = READ_THREADS,
-        batch_bytes: int = BATCH_BYTES,
+        read_bytes: int = READ_BYTES,
+        write_bytes: int = WRITE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         pools = {p.spec.name: p for p in host_pools if (p.spec.follows or p.spec.name) == "kv"}
@@ -112,9 +116,10 @@ class StorageWorker:
         self._page_tokens = page_tokens
         self._clock = clock
         # No read is larger than the host tier, whatever memory it might have.
-        self._batch_pages = min(
-            staging_pages(specs, batch_bytes), *(pool.slots for pool in self._pools)
+        self._read_pages = min(
+            staging_pages(specs, read_bytes), *(pool.slots for pool in self._pools)
         )
+        self._write_pages = staging_pages(specs, write_bytes)
         self._lock = threading.Lock()
         self._jobs: dict[tuple[StorageOp, int], _Job] = {}
         self._results: list[StorageResult] = []
@@ -124,7 +129,7 @@ class StorageWorker:
         self._raised = RareLog(log)
 
         def reader() -> Callable[[_Job], None]:
-            staging = StagingArea(specs, self._batch_pages)
+            staging = StagingArea(specs, self._read_pages)
             return lambda job: self._run(job, lambda: self._read(job, staging))
 
         self._lanes: dict[StorageOp, Lane[_Job]] = {
@@ -343,8 +348,8 @@ class StorageWorker:
         copy = job.order
         assert isinstance(copy, Copy)
         assert copy.source_slots is not None
-        for first in range(0, copy.pages, self._batch_pages):
-            slots = copy.source_slots[first : first + self._batch_pages].tolist()
+        for first in range(0, copy.pages, self._write_pages):
+            slots = copy.source_slots[first : first + self._write_pages].tolist()
             failure: FailReason | None = None
             for pool in self._pools:
                 outcomes = self._call_with_pages(job, pool, first, [pool.page(s) for s in slots])

@@ -97,7 +97,8 @@ def build(
         page_tokens=PAGE_TOKENS,
         layout="test",
         read_threads=read_threads,
-        batch_bytes=batch_pages * 4096 * len(specs),  # each page of staging starts aligned
+        read_bytes=batch_pages * 4096 * len(specs),  # each page of staging starts aligned
+        write_bytes=batch_pages * 4096 * len(specs),
     )
     return Rig(worker, stores, host)
 

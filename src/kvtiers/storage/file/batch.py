@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.crew import Crew
@@ -40,20 +40,36 @@ class WriteBatch:
         self._places = places
         self._sequences = sequences
         self._checksums: list[bytes] = []
+        self._failed_keys: set[bytes] = set()
 
     def write(self, crew: Crew, run_pages: int, *, sync: bool) -> None:
         """Afterwards every page that is not in `failures` is found by the next open."""
-        # The checksums are the caller's work: a helper that computes keeps the disk waiting.
-        crew.each(self._write_pages, self._runs(run_pages), meanwhile=self._compute_checksums)
+        pieces = self._runs(range(len(self._refs)), run_pages)
+        # Checksums and headers are the caller's work: a helper that does anything else keeps the
+        # disk waiting. A header is written as soon as its page and all before it are there.
+        crew.each(
+            self._write_pages,
+            pieces,
+            meanwhile=self._compute_checksums,
+            then=None if sync else self._publish,
+        )
         if sync:
             self._each_segment(Segment.sync)
-        self._fail_descendants()
-        # In order of position: a crash in between leaves no page without its parent.
-        for positions in self._runs(run_pages):
+            for piece in pieces:
+                self._publish(piece)
+            self._each_segment(Segment.sync)
+        self._fail_orphans(range(len(self._refs)))
+
+    def _publish(self, piece: Sequence[int]) -> None:
+        """Write the headers of a piece, those before it being there already.
+
+        In order of position, so that a crash in between leaves no page without its parent.
+        """
+        self._fail_orphans(piece)
+        whole = [position for position in piece if position not in self.failures]
+        for positions in self._runs(whole, len(whole)):
             self._write_headers(positions)
-        if sync:
-            self._each_segment(Segment.sync)
-        self._fail_descendants()
+        self._fail_orphans(piece)
 
     def _write_pages(self, positions: Sequence[int]) -> None:
         buffers = [self._buffers[position] for position in positions]
@@ -80,19 +96,16 @@ class WriteBatch:
         self._attempt(positions, lambda segment: segment.write_headers(first.slot, raw))
 
     # ---- how
-    def _whole(self) -> list[int]:
-        return [position for position in range(len(self._refs)) if position not in self.failures]
-
-    def _runs(self, run_pages: int) -> list[list[int]]:
-        """The positions of whole pages, in pieces that are neighbours on disk."""
-        whole = self._whole()
-        places = [self._places[position] for position in whole]
-        return [whole[run.start : run.stop] for run in runs(places, run_pages)]
+    def _runs(self, positions: Sequence[int], longest: int) -> list[Sequence[int]]:
+        """`positions` in pieces that are neighbours on disk."""
+        places = [self._places[position] for position in positions]
+        return [positions[run.start : run.stop] for run in runs(places, longest)]
 
     def _each_segment(self, step: Callable[[Segment], None]) -> None:
         by_segment: dict[int, list[int]] = {}
-        for position in self._whole():
-            by_segment.setdefault(self._places[position].segment, []).append(position)
+        for position, place in enumerate(self._places):
+            if position not in self.failures:
+                by_segment.setdefault(place.segment, []).append(position)
         for positions in by_segment.values():
             self._attempt(positions, step)
 
@@ -115,12 +128,11 @@ class WriteBatch:
         if reason is not None:
             self.failures.update(dict.fromkeys(positions, reason))
 
-    def _fail_descendants(self) -> None:
-        if not self.failures:
-            return
-        failed_keys = {self._refs[position].key for position in self.failures}
-        for position in self._whole():  # parents come before their children
+    def _fail_orphans(self, positions: Iterable[int]) -> None:
+        """A page whose parent failed fails with it; parents come before their children."""
+        for position in positions:
             ref = self._refs[position]
-            if ref.depth and ref.parent in failed_keys:
+            if ref.depth and ref.parent in self._failed_keys and position not in self.failures:
                 self.failures[position] = FailReason.ORPHANED
-                failed_keys.add(ref.key)
+            if position in self.failures:
+                self._failed_keys.add(ref.key)

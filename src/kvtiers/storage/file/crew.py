@@ -1,8 +1,8 @@
 """A few threads that help whoever calls the store, so that one call keeps the disk busy.
 
-System calls move several pieces at once, and checksums are computed meanwhile. The caller works
-along, and never waits for a helper that has not begun: when all helpers are busy, or stuck in the
-kernel with somebody else's piece, it does its work alone.
+System calls move several pieces at once; meanwhile the caller does what only it can do (checksums,
+then the header of each piece that has arrived) or works along. It never waits for a helper that has
+not begun: when all are busy, or stuck in the kernel with somebody else's piece, it works alone.
 
 Not `concurrent.futures`: its threads would hold up the end of the process for a stuck disk, and it
 takes no work while the interpreter shuts down, when stores are still being written.
@@ -20,11 +20,13 @@ ItemT = TypeVar("ItemT")
 
 
 class _Round(Generic[ItemT]):
-    """The items of one call, and who is working on them."""
+    """The items of one call, and who is working on them. They are begun in their order."""
 
     def __init__(self, work: Callable[[ItemT], None], items: Iterable[ItemT]) -> None:
-        self.waiting = deque(items)
+        self.items = list(items)
         self._work = work
+        self._waiting = deque(range(len(self.items)))
+        self._done = [False] * len(self.items)
         self._changed = threading.Condition()
         self._helping = 0
         self._over = False
@@ -46,21 +48,42 @@ class _Round(Generic[ItemT]):
                 self._changed.notify()
 
     def drain(self) -> None:
-        while True:
-            try:
-                item = self.waiting.popleft()
-            except IndexError:
-                return
-            self._work(item)
+        while self._work_on_next():
+            pass
+
+    def finish(self, index: int) -> bool:
+        """Wait until item `index` is done; False after an error. Does what nobody has begun."""
+        while not self._done[index] and self._error is None:
+            if self._is_begun(index) or not self._work_on_next():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._done[index] or self._error is not None)
+        return self._error is None
 
     def end(self) -> None:
         """Begin nothing more, wait for those who work, and raise what one of them raised."""
-        self.waiting.clear()
+        self._waiting.clear()
         with self._changed:
             self._over = True
             self._changed.wait_for(lambda: self._helping == 0)
         if self._error is not None:
             raise self._error
+
+    def _is_begun(self, index: int) -> bool:
+        try:
+            return self._waiting[0] > index
+        except IndexError:
+            return True
+
+    def _work_on_next(self) -> bool:
+        try:
+            index = self._waiting.popleft()
+        except IndexError:
+            return False
+        self._work(self.items[index])
+        with self._changed:
+            self._done[index] = True
+            self._changed.notify()
+        return True
 
 
 class Crew:
@@ -76,21 +99,31 @@ class Crew:
         self,
         work: Callable[[ItemT], None],
         items: Iterable[ItemT],
+        *,
         meanwhile: Callable[[], None] | None = None,
+        then: Callable[[ItemT], None] | None = None,
     ) -> None:
         """Do `work` for every item, in any order and at the same time; returns when all are done.
 
-        The caller does `meanwhile` before it works along. An exception of any of them is raised
-        once nothing is being worked on any more; items not begun by then are left undone.
+        The caller does `meanwhile` first. It then works along or, given `then`, does that with each
+        item whose work is done, in the order of the items. An exception of any of them is raised
+        once nothing is being worked on any more; what was not begun by then is left undone.
         """
         current = _Round(work, items)
-        for _ in range(min(self._helpers, len(current.waiting) - (meanwhile is None))):
+        caller_works_at_once = meanwhile is None and then is None
+        for _ in range(min(self._helpers, len(current.items) - caller_works_at_once)):
             self._start_thread()
             self._calls.put(current.help)
         try:
             if meanwhile is not None:
                 meanwhile()
-            current.drain()
+            if then is None:
+                current.drain()
+            else:
+                for index, item in enumerate(current.items):
+                    if not current.finish(index):
+                        break
+                    then(item)
         finally:
             current.end()
 

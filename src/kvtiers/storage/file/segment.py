@@ -25,8 +25,8 @@ import numpy.typing as npt
 from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.format import ALIGN_BYTES, HEADER_BYTES, Geometry
 
-RUN_BYTES_MAX = 2 << 20
-"""Neighbouring slots are moved by one system call up to this many bytes."""
+RUN_BYTES = 2 << 20
+"""Neighbouring slots are moved by one system call, as many as come closest to this size."""
 
 _BOUNCE_BYTES = 2 << 20
 _IOV_MAX = 1024

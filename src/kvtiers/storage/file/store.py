@@ -39,7 +39,7 @@ from kvtiers.storage.file.crew import Crew
 from kvtiers.storage.file.directory import StoreDirectory
 from kvtiers.storage.file.recovery import recover, shrink_to_quota
 from kvtiers.storage.file.runs import runs
-from kvtiers.storage.file.segment import RUN_BYTES_MAX, SegmentGone, ShortRead
+from kvtiers.storage.file.segment import RUN_BYTES, SegmentGone, ShortRead
 from kvtiers.storage.file.space import Place, SlotSpace
 from kvtiers.storage.index import Entry
 from kvtiers.storage.port import PageRef, StoreStats
@@ -47,11 +47,11 @@ from kvtiers.types import FailReason
 
 _log = logging.getLogger("kvtiers.storage")
 
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 128 << 20
 """A batch becomes readable in pieces of this size, its head first."""
 
-_HELPERS = 7
-"""Pieces in flight beside that of the caller: what keeps a fast disk busy to the end of a call."""
+_HELPERS = 8
+"""Pieces in flight: what keeps a fast disk busy to the end of a call."""
 
 _CLOSE_WAIT_SECONDS = 5.0
 
@@ -100,7 +100,7 @@ class FileStore:
         self.sync = sync
         slot_bytes = fmt.round_up(page_bytes)
         self._chunk_pages = max(1, _CHUNK_BYTES // slot_bytes)
-        self._run_pages = max(1, RUN_BYTES_MAX // slot_bytes)
+        self._run_pages = max(1, round(RUN_BYTES / slot_bytes))
         budget = None
         if write_bytes_per_second is not None:
             budget = WriteBudget(write_bytes_per_second, write_burst_seconds, slot_bytes, clock)
