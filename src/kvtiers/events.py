@@ -182,6 +182,7 @@ class Fact(IntEnum):
     STORAGE_OP = 20
     EVICTION_TIMED = 21
     FORWARD_STALL = 22
+    BACKUP_REUSED = 28
     # told by the scheduler
     REQUEST_ENDED = 23
     RETRACTED = 24
@@ -248,6 +249,8 @@ FIELDS: dict[Fact, tuple[str, ...]] = {
     Fact.STORAGE_OP: ("backend", "op", "seconds", "pages", "num_bytes", "kind"),
     Fact.EVICTION_TIMED: ("seconds",),
     Fact.FORWARD_STALL: ("seconds",),
+    # For so many pages a load-back was the first since a backup had copied them to host.
+    Fact.BACKUP_REUSED: ("pages",),
     # A request left the server. Times in seconds; None where it never got so far.
     Fact.REQUEST_ENDED: ("request_id", "outcome", "prompt_tokens", "output_tokens", "split", "e2e"),
     Fact.RETRACTED: ("request_id", "tokens"),

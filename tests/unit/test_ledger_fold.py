@@ -57,6 +57,7 @@ ONE_OF_EACH: dict[Fact, FactTuple] = {
     Fact.STORAGE_OP: (Fact.STORAGE_OP, "file", StorageOp.READ, 0.5, 6, 10**9, None),
     Fact.EVICTION_TIMED: (Fact.EVICTION_TIMED, 0.25),
     Fact.FORWARD_STALL: (Fact.FORWARD_STALL, 0.125),
+    Fact.BACKUP_REUSED: (Fact.BACKUP_REUSED, 1),
     Fact.REQUEST_ENDED: (Fact.REQUEST_ENDED, 7, RequestOutcome.STOP, 17, 9, SPLIT, 1.5),
     Fact.RETRACTED: (Fact.RETRACTED, 7, 20),
     Fact.FIRST_TOKEN: (Fact.FIRST_TOKEN, 7, 0.5),

@@ -114,6 +114,7 @@ PROMISED: dict[str, tuple[Kind, dict[str, set[str] | None]]] = {
     "prefill_missed_tokens_total": (C, {"reason": MISSES}),
     "link_ceiling_bytes_per_second": (G, {"path": None}),
     "transfer_stage_seconds": (H, {"purpose": PURPOSES, "stage": {"queued", "copy", "ack"}}),
+    "backup_reused_tokens_total": (C, {"pool": {"kv"}}),
     "forward_stall_seconds_total": (C, {}),
     "prefill_seconds_saved_total": (C, {"tier": {"device", "host", "storage"}}),
     "transfers_in_flight": (G, {"purpose": PURPOSES}),

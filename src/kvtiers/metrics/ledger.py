@@ -124,6 +124,7 @@ class Ledger:
         self.pinned_tokens = 0
         self.eviction_seconds = Histogram(COPY_SECONDS)
         self.forward_stall_seconds = 0.0
+        self.backup_reused_pages = 0
         self.savings = Savings()
 
         self.held_private_pages = 0
@@ -447,6 +448,11 @@ class Ledger:
     def _eviction_timed(self, fact: FactTuple) -> None:
         self.eviction_seconds.observe(fact[1])
 
+    def _backup_reused(self, fact: FactTuple) -> None:
+        self.backup_reused_pages += fact[1]
+        if self.backup_reused_pages > self.backup.ok_pages:
+            self._contradiction(fact)  # more was used than was ever written
+
     def _forward_stall(self, fact: FactTuple) -> None:
         self.forward_stall_seconds += fact[1]
 
@@ -563,6 +569,7 @@ class Ledger:
                 "pinned_tokens": self.pinned_tokens,
                 "eviction_seconds": self.eviction_seconds.to_dict(),
                 "forward_stall_seconds": self.forward_stall_seconds,
+                "backup_reused_tokens": self.backup_reused_pages * self.page_tokens,
                 "savings": self.savings.to_dict(),
                 "open": self.open_ends(),
                 "audits": self.audits,

@@ -202,6 +202,7 @@ def _cached(ledger: Ledger, gauges: Gauges) -> Iterator[Sample]:
 READERS: dict[str, Reader] = {
     "prefill_effective_tokens_total": _effective,
     "hicache_backup_tokens_total": _anchor_tokens(lambda ledger: ledger.backup.ok_pages),
+    "backup_reused_tokens_total": _anchor_tokens(lambda ledger: ledger.backup_reused_pages),
     "hicache_backup_bytes_total": _one(lambda led: led.backup.ok_pages * led.page_bytes),
     "hicache_backup_duration_seconds": _one(lambda ledger: ledger.backup.copy_seconds),
     "load_back_tokens_total": _anchor_tokens(lambda ledger: ledger.load_back.ok_pages),

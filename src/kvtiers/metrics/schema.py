@@ -577,6 +577,16 @@ _INSIGHT = (
         buckets=STAGE_SECONDS,
     ),
     Series(
+        "backup_reused_tokens_total",
+        Kind.COUNTER,
+        Group.INSIGHT,
+        "tokens",
+        "Copied to host by a backup and loaded back for the first time since, at the "
+        "acknowledgement of the load. Over hicache_backup_tokens_total: the share of backups that "
+        "were of use on host (they may be of use in storage besides).",
+        (_POOL,),
+    ),
+    Series(
         "forward_stall_seconds_total",
         Kind.COUNTER,
         Group.INSIGHT,

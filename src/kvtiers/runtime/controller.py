@@ -37,6 +37,7 @@ import numpy as np
 from kvtiers.core.interface import PrefixCache
 from kvtiers.errors import ConfigError, ProtocolError, UnknownOperation
 from kvtiers.events import Cancel, Copy, Fact, FactTuple, HiCacheAck, Lookup, moved
+from kvtiers.runtime.backup_use import BackupUse
 from kvtiers.runtime.flights import (
     Deadlines,
     End,
@@ -89,6 +90,7 @@ class CacheController:
         self._given_up: set[int] = set()  # tickets past it, whose answer is on its way
         self._closed = False
         self._timed: list[FactTuple] = []
+        self._backup_use = BackupUse(cache.config.host_pages)
         self._newest_op = -1
         self._clock = clock
         self._news = threading.Event()
@@ -372,6 +374,9 @@ class CacheController:
         if flight.late:
             end = end._replace(pages_ok=0)  # acknowledged as failed: this only settles the slots
         self._acknowledge(flight, end, now, ended=True)
+        reused_pages = self._backup_use.ended(flight.copy, end.pages_ok)
+        if reused_pages:
+            self._timed.append((Fact.BACKUP_REUSED, reused_pages))
         merged = flight.merged
         if merged is not None:
             merged.pages_ok += end.pages_ok

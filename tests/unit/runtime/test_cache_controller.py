@@ -159,7 +159,7 @@ class Rig:
     def __init__(self, pools: tuple[PoolSpec, ...] = (KV,), **controller: Any) -> None:
         self.now = 100.0
         self.cache = FakeCache(
-            CacheConfig(device_pages=64, host_pages=64, page_tokens=10, pools=pools)
+            CacheConfig(device_pages=4096, host_pages=4096, page_tokens=10, pools=pools)
         )
         self.transfer = FakeTransfer()
         self.storage = FakeStorage()
@@ -238,6 +238,20 @@ def test_without_timing_tokens_and_bytes_count_and_the_duration_has_no_sample() 
     assert not ack.timing_enabled
     assert ack.num_tokens_by_pool == {"kv": 1000}
     assert rig.timed() == [(Purpose.LOAD_BACK, 100, 0.0, None, None)]
+
+
+def test_the_first_load_of_a_backup_is_told_and_a_late_one_is_not() -> None:
+    rig = Rig(deadlines=Deadlines(load_back=5.0))
+    rig.pump(copy_of(1, Purpose.BACKUP, 10))
+    rig.transfer.end(Completion(1, 10, None, 100.5, 101.0))
+    rig.pump(copy_of(2, Purpose.LOAD_BACK, 8), at=102.0)
+    rig.pump(at=108.0)  # its wait is over: nothing of it was of use
+    rig.transfer.end(Completion(2, 8, None, 102.0, 108.5))
+    rig.pump(copy_of(3, Purpose.LOAD_BACK, 4), at=109.0)
+    rig.transfer.end(Completion(3, 4, None, 109.0, 109.5))
+    rig.pump(at=110.0)
+    reused = [describe(fact) for fact in rig.facts if fact[0] is Fact.BACKUP_REUSED]
+    assert reused == [{"fact": "backup_reused", "pages": 4}]
 
 
 def test_small_copies_of_one_purpose_become_one_operation_with_one_timing_fact() -> None:
