@@ -253,8 +253,8 @@ def test_contradictions_are_reported_all_at_once() -> None:
         EngineConfig(dtype="int4", page_tokens=0, host_gib=-1)
     message = str(caught.value)
     assert "int4" in message
-    assert "page_tokens" in message
-    assert "host_gib" in message
+    assert "--page-tokens" in message
+    assert "--host-gib" in message
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,8 @@ def test_contradictions_are_reported_all_at_once() -> None:
     ],
 )
 def test_a_size_that_is_none_is_named_with_its_limit(setting: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"^{setting} is {value}; it must be"):
+    flag = "--" + setting.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} is {value}; it must be"):
         EngineConfig(**{setting: value})  # type: ignore[arg-type]
 
 
@@ -295,8 +296,31 @@ def test_policies_may_be_given_by_name_and_unknown_ones_list_the_known() -> None
         EngineConfig(retention="both")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"eviction": "fifo"}, "--eviction is 'fifo'; known: lru, lfu"),
+        ({"schedule_policy": "random"}, "--schedule-policy is 'random'; known: fcfs"),
+        ({"storage_gib": 1.0}, "--storage-gib 1 without --storage"),
+        ({"storage_dir": Path("kv"), "host_gib": 0.0}, "--host-gib is 0 and .*--storage.* passes"),
+        ({"storage_dir": Path("kv"), "host_pages": 0}, "raise --host-pages"),
+    ],
+)
+def test_what_could_not_work_is_told_before_a_model_is_loaded(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EngineConfig(**settings)
+
+
+def test_a_host_tier_smaller_than_a_page_is_none_for_storage() -> None:
+    config = EngineConfig(storage_dir=Path("kv"), host_gib=1e-9)
+    with pytest.raises(ConfigError, match="--host-gib 1e-09 holds no page"):
+        config.tier_pages(16_384)
+
+
 def test_a_batch_must_have_room_for_prefill_beside_decode() -> None:
-    with pytest.raises(ConfigError, match="raise max_batch_tokens"):
+    with pytest.raises(ConfigError, match="raise --max-batch-tokens"):
         EngineConfig(max_running_requests=64, max_batch_tokens=64)
 
 

@@ -50,7 +50,7 @@ def serve(
         float, _option("--device-gib", "DEVICE_GIB", "KV memory on the device.", _TIERS)
     ] = 0.5,
     host_gib: Annotated[
-        float, _option("--host-gib", "HOST_GIB", "KV memory on the host; 0: no tier.", _TIERS)
+        float, _option("--host-gib", "HOST_GIB", "KV memory on the host; 0: no host tier.", _TIERS)
     ] = 1.0,
     device_pages: Annotated[
         int | None,
@@ -64,7 +64,13 @@ def serve(
         Path | None, _option("--storage", "STORAGE", "Directory of the storage tier.", _TIERS)
     ] = None,
     storage_gib: Annotated[
-        float, _option("--storage-gib", "STORAGE_GIB", "Quota of the storage; 0: none.", _TIERS)
+        float,
+        _option(
+            "--storage-gib",
+            "STORAGE_GIB",
+            "Quota of the storage tier; 0: no quota, it grows as far as its disk has room.",
+            _TIERS,
+        ),
     ] = 0.0,
     page_tokens: Annotated[
         int, _option("--page-tokens", "PAGE_TOKENS", "Tokens per page.", _TIERS)
@@ -86,7 +92,12 @@ def serve(
     ] = "lru",
     prefetch_policy: Annotated[
         PrefetchPolicy,
-        _option("--prefetch-policy", "PREFETCH_POLICY", "How long to wait for it.", _POLICIES),
+        _option(
+            "--prefetch-policy",
+            "PREFETCH_POLICY",
+            "How long an admission waits for storage.",
+            _POLICIES,
+        ),
     ] = PrefetchPolicy.TIMEOUT,
     prefetch_threshold_tokens: Annotated[
         int,
@@ -117,13 +128,24 @@ def serve(
     ] = "fcfs",
     context_tokens: Annotated[
         int | None,
-        _option("--context-tokens", "CONTEXT_TOKENS", "Default: the model's limit.", _LIMITS),
+        _option(
+            "--context-tokens",
+            "CONTEXT_TOKENS",
+            "Prompt and answer together; default, and at most: the model's limit.",
+            _LIMITS,
+        ),
     ] = None,
     max_running_requests: Annotated[
         int, _option("--max-running-requests", "MAX_RUNNING_REQUESTS", "In one batch.", _LIMITS)
     ] = 64,
     max_waiting_requests: Annotated[
-        int, _option("--max-waiting-requests", "MAX_WAITING_REQUESTS", "Then 429.", _LIMITS)
+        int,
+        _option(
+            "--max-waiting-requests",
+            "MAX_WAITING_REQUESTS",
+            "Requests beyond these are answered 429.",
+            _LIMITS,
+        ),
     ] = 1024,
     max_batch_tokens: Annotated[
         int,
@@ -159,7 +181,13 @@ def serve(
     ] = 0.25,
     host: Annotated[str, _option("--host", "HOST", "Address to listen on.", _HTTP)] = "127.0.0.1",
     port: Annotated[
-        int, _option("--port", "PORT", "Port to listen on; 0: a free one.", _HTTP)
+        int,
+        _option(
+            "--port",
+            "PORT",
+            "Port of /v1, /cache, /health, /ready and /metrics alike; 0: a free one.",
+            _HTTP,
+        ),
     ] = 8000,
     api_key: Annotated[str | None, _option("--api-key", "API_KEY", "Key for /v1.", _HTTP)] = None,
     admin_key: Annotated[
@@ -173,7 +201,13 @@ def serve(
         _option("--metrics-label", "METRICS_LABEL", "KEY=VALUE on every series.", _HTTP),
     ] = None,
     drain_seconds: Annotated[
-        float, _option("--drain-seconds", "DRAIN_SECONDS", "Wait at SIGTERM.", _HTTP)
+        float,
+        _option(
+            "--drain-seconds",
+            "DRAIN_SECONDS",
+            "What answers in progress may still take after SIGTERM; a second signal ends them.",
+            _HTTP,
+        ),
     ] = 30.0,
     models_dir: Annotated[
         Path | None, _option("--models-dir", "MODELS_DIR", "Where converted models are.", _LIMITS)
@@ -193,7 +227,8 @@ def serve(
             "--record",
             "RECORD",
             "File that requests are recorded in as a trace, for the planner; replaced at start. "
-            "Holds lengths, times and salted hashes, no text and no tokens.",
+            "Holds lengths, times and salted hashes, no text and no tokens. If it can no longer "
+            "be written (a full disk), recording ends with a line in the log and serving goes on.",
             _LIMITS,
         ),
     ] = None,
@@ -218,7 +253,10 @@ def serve(
     """Serve a model over an OpenAI-compatible API.
 
     Every option can also be given by environment, as shown. SIGTERM finishes the answers in
-    progress and exits 0; a restart on the same --storage finds what was stored.
+    progress and exits 0 (1 where some had to be ended); a restart on the same --storage finds
+    what was stored.
+
+    /metrics is served on --port beside the API and needs no key, for Prometheus to scrape.
     """
     from kvtiers.engine.config import EngineConfig
     from kvtiers.server.settings import ServerSettings

@@ -2,7 +2,8 @@
 
 Owns the translation from what people say (GiB per tier, a directory, a policy) to what the parts
 need; it knows no torch. The size of a page in bytes comes from the model, so tiers given in GiB
-become pages in `tier_pages`.
+become pages in `tier_pages`. What is wrong is told in words of the command line, where most
+configurations come from.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from kvtiers.core.policies import FRONTIERS
 from kvtiers.errors import ConfigError
+from kvtiers.scheduling.policies import POLICY_NAMES
 from kvtiers.types import PrefetchPolicy, Retention, StoreOn, WritePolicy
 
 GIB = 1 << 30
@@ -23,6 +26,12 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "prefetch_policy": PrefetchPolicy,
 }
 DTYPES = ("float32", "bfloat16", "float16")
+_NAMES: dict[str, tuple[str, ...]] = {
+    "dtype": DTYPES,
+    "eviction": tuple(FRONTIERS),
+    "schedule_policy": POLICY_NAMES,
+}
+_STORAGE_NEEDS_HOST = "what goes to and from --storage passes through the host tier"
 _LEAST = {
     "num_threads": 1,
     "page_tokens": 1,
@@ -37,6 +46,11 @@ _LEAST = {
     "capture_logits_mib": 0,
 }
 """The least that a size may be, where it is given."""
+
+
+def flag_of(name: str) -> str:
+    """The option of `kvtiers serve` that sets a member of this name."""
+    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +108,44 @@ class EngineConfig:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
                 known = ", ".join(kind)
-                problems.append(f"{name} is '{getattr(self, name)}'; known: {known}")
+                problems.append(f"{flag_of(name)} is '{getattr(self, name)}'; known: {known}")
+        for name, names in _NAMES.items():
+            if getattr(self, name) not in names:
+                known = ", ".join(names)
+                problems.append(f"{flag_of(name)} is '{getattr(self, name)}'; known: {known}")
         if self.max_running_requests >= self.max_batch_tokens:
             problems.append(
-                f"max_running_requests is {self.max_running_requests} and max_batch_tokens "
+                f"--max-running-requests is {self.max_running_requests} and --max-batch-tokens "
                 f"{self.max_batch_tokens}; decoding alone would fill every step: raise "
-                "max_batch_tokens above max_running_requests"
+                "--max-batch-tokens above --max-running-requests"
             )
-        if self.dtype not in DTYPES:
-            problems.append(f"dtype is '{self.dtype}'; known: {', '.join(DTYPES)}")
-        problems += self._problems_with_sizes()
+        problems += self._problems_with_sizes() + self._problems_with_storage()
         if problems:
             raise ConfigError("; ".join(problems))
 
     def _problems_with_sizes(self) -> list[str]:
         problems = [
-            f"{name} is {getattr(self, name)}; it must be at least {least}"
+            f"{flag_of(name)} is {getattr(self, name)}; it must be at least {least}"
             for name, least in _LEAST.items()
             if getattr(self, name) is not None and getattr(self, name) < least
         ]
         return problems + [
-            f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more"
+            f"{flag_of(name)} is {getattr(self, name)}; it must be a finite number, 0 or more"
             for name in ("device_gib", "host_gib", "storage_gib", "load_timeout_seconds")
             if not 0 <= getattr(self, name) < math.inf
         ]
+
+    def _problems_with_storage(self) -> list[str]:
+        if self.storage_dir is None:
+            return (
+                [f"--storage-gib {self.storage_gib:g} without --storage: say where with --storage"]
+                if self.storage_gib > 0
+                else []
+            )
+        flag, host = ("--host-gib", self.host_gib)
+        if self.host_pages is not None:
+            flag, host = ("--host-pages", self.host_pages)
+        return [f"{flag} is 0 and {_STORAGE_NEEDS_HOST}; raise {flag}"] if host == 0 else []
 
     def tier_pages(self, page_bytes: int) -> tuple[int, int]:
         """Pages of the device and the host tier, for a model whose page takes `page_bytes`."""
@@ -129,7 +157,12 @@ class EngineConfig:
             host = int(self.host_gib * GIB) // page_bytes
         if device < 1:
             raise ConfigError(
-                f"device_gib={self.device_gib} holds no page: one page of {self.page_tokens} "
+                f"--device-gib {self.device_gib:g} holds no page: one page of {self.page_tokens} "
                 f"tokens takes {page_bytes} bytes; raise --device-gib or lower --page-tokens"
+            )
+        if self.storage_dir is not None and host < 1:
+            raise ConfigError(
+                f"--host-gib {self.host_gib:g} holds no page of {page_bytes} bytes and "
+                f"{_STORAGE_NEEDS_HOST}; raise --host-gib"
             )
         return device, host

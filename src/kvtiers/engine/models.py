@@ -71,18 +71,24 @@ def model_directory(name: str, cache: Path) -> Path:
     """The directory of the model called `name`, converted or built now if need be.
 
     `name` is a directory (safetensors, or one `.gguf` file), a `.gguf` file, or a name that
-    `known_models` lists. Raises `ModelError` for a known model that is missing, `UnknownName` for
-    the rest.
+    `known_models` lists. Raises `ModelError` for a known model that is missing or cannot be made
+    ready in `cache`, `UnknownName` for the rest.
     """
     ready = ready_directory(name, cache)
     if ready is not None:
         return ready
-    if name in tiny_models.NAMES:
-        return _built_tiny(name, cache)
-    gguf = _gguf_of(name) or _smollm2_gguf()
-    if gguf is None:
-        raise ModelError(GET_SMOLLM2)
-    return converted(gguf, cache)
+    try:
+        if name in tiny_models.NAMES:
+            return _built_tiny(name, cache)
+        gguf = _gguf_of(name) or _smollm2_gguf()
+        if gguf is None:
+            raise ModelError(GET_SMOLLM2)
+        return converted(gguf, cache)
+    except OSError as error:
+        raise ModelError(
+            f"model '{name}' has to be converted once and {cache} cannot take it: {error}; give "
+            "--models-dir (or $KVTIERS_CACHE) a directory with room that can be written"
+        ) from None
 
 
 def ready_directory(name: str, cache: Path) -> Path | None:

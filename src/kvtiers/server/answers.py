@@ -74,8 +74,8 @@ def sampling(
     if max_tokens > limit:
         raise ApiError(
             400,
-            f"max_tokens is {max_tokens}; this server makes at most {limit} tokens per answer "
-            "(raise --output-tokens-max)",
+            f"max_tokens is {max_tokens}; this server makes at most {limit} tokens per answer; ask "
+            "for no more, or start the server with a larger --output-tokens-max",
             code="max_tokens_too_large",
             param="max_tokens",
         )

@@ -142,7 +142,8 @@ def _explain(problems: Sequence[Any]) -> dict[str, Any]:
     """
     best: dict[str, Any] = {}
     for problem in problems:
-        param = _path(problem["loc"])
+        # What is no JSON has no members yet: its location is a position in the text.
+        param = "" if problem["type"] == "json_invalid" else _path(problem["loc"])
         if param not in best or _telling(problem) > _telling(best[param]):
             best[param] = problem
     explained = [
@@ -176,7 +177,8 @@ def _sentence(problem: Any, param: str) -> tuple[str, str]:
     kind, message = problem["type"], problem["msg"]
     if kind == "json_invalid":
         where = problem.get("ctx", {}).get("error", "not JSON")
-        return "malformed_json", f"the body is not valid JSON: {where}"
+        position = problem["loc"][-1]
+        return "malformed_json", f"the body is not valid JSON at character {position}: {where}"
     if kind == "extra_forbidden":
         return "unsupported_parameter", f"'{param}' is not a parameter this server supports"
     if kind == "missing" and not param:
@@ -187,6 +189,7 @@ def _sentence(problem: Any, param: str) -> tuple[str, str]:
         return kind, message
     if not param:
         return "invalid_body", "the body is not a JSON object; send Content-Type: application/json"
+    message = message.replace(" after validation", "")
     return "invalid_value", f"'{param}': {message[:1].lower()}{message[1:]}"
 
 

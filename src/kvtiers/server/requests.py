@@ -109,7 +109,7 @@ class CompletionRequest(Generation):
         | Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
     ) = Field(description="Text, token ids, or a list of either")
-    max_tokens: StrictInt | None = Field(None, ge=1, le=1 << 20, description="Default 16")
+    max_tokens: StrictInt | None = Field(None, ge=1, description="Default 16")
     logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
     echo: FalseOnly = None
     suffix: NullOnly = None
@@ -165,10 +165,10 @@ class ChatRequest(Generation):
 
     messages: list[Message] = Field(min_length=1)
     max_tokens: StrictInt | None = Field(
-        None, ge=1, le=1 << 20, description="Default: what the context leaves, at most the limit"
+        None, ge=1, description="Default: what the context leaves, at most the limit"
     )
     max_completion_tokens: StrictInt | None = Field(
-        None, ge=1, le=1 << 20, description="The newer name of max_tokens, which it overrides"
+        None, ge=1, description="The newer name of max_tokens, which it overrides"
     )
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)

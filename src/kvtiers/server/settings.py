@@ -42,41 +42,44 @@ class ServerSettings:
     def __post_init__(self) -> None:
         problems: list[str] = []
         if not 0 <= self.port <= 65535:
-            problems.append(f"port is {self.port}; it lies in 0..65535 (0 takes a free one)")
-        problems.extend(
-            f"{name} is {getattr(self, name)}; it must be at least 1"
-            for name in ("body_bytes_max", "output_tokens_max")
-            if getattr(self, name) < 1
-        )
+            problems.append(f"--port is {self.port}; it lies in 0..65535 (0 takes a free one)")
+        if self.body_bytes_max < 1:
+            problems.append(
+                f"--body-mib-max allows {self.body_bytes_max} bytes; it must allow at least 1"
+            )
+        if self.output_tokens_max < 1:
+            problems.append(
+                f"--output-tokens-max is {self.output_tokens_max}; it must be at least 1"
+            )
         if not 0 < self.request_timeout_seconds < math.inf:
             problems.append(
-                f"request_timeout_seconds is {self.request_timeout_seconds}; it must be a finite "
+                f"--request-timeout-seconds is {self.request_timeout_seconds}; it must be a finite "
                 "number above 0"
             )
         if not 0 <= self.drain_seconds < math.inf:
             problems.append(
-                f"drain_seconds is {self.drain_seconds}; it must be a finite number, 0 or more"
+                f"--drain-seconds is {self.drain_seconds}; it must be a finite number, 0 or more"
             )
         if not 0 <= self.pin_budget_share <= 1:
-            problems.append(f"pin_budget_share is {self.pin_budget_share}; it lies in 0..1")
+            problems.append(f"--pin-budget-share is {self.pin_budget_share}; it lies in 0..1")
         problems.extend(
-            f"{name} is empty; leave it out for no key"
-            for name in ("api_key", "admin_key")
-            if getattr(self, name) == ""
+            f"{flag} is empty; leave it out for no key"
+            for flag, key in (("--api-key", self.api_key), ("--admin-key", self.admin_key))
+            if key == ""
         )
         labels = [name for name, _ in self.metrics_labels]
         problems.extend(
-            f"metrics label '{name}' is given {labels.count(name)} times"
+            f"--metrics-label '{name}' is given {labels.count(name)} times"
             for name in dict.fromkeys(labels)
             if labels.count(name) > 1
         )
         problems.extend(name_problems(self.metrics_prefix, dict.fromkeys(labels)))
         if self.record_tokens and self.record is None:
-            problems.append("record_tokens without record: say where to with --record FILE")
+            problems.append("--record-tokens without --record: say where to with --record FILE")
         if self.debug_hooks and self.host not in _LOOPBACK:
             problems.append(
-                f"debug_hooks with host {self.host}: the hooks damage pages on purpose, so they "
-                "are served on 127.0.0.1 only"
+                f"--debug-hooks with --host {self.host}: the hooks damage pages on purpose, so "
+                "they are served on 127.0.0.1 only"
             )
         if problems:
             raise ConfigError("; ".join(problems))

@@ -24,6 +24,7 @@ REFUSALS = [
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "max_tokens": 0}, 400, "greater than"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "max_tokens": 1024}, 400, "at most 1023"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "max_tokens": 5000}, 400, "at most 4096"),
+    (COMPLETIONS, {"model": "tiny", "prompt": "a", "max_tokens": 10**9}, 400, "output-tokens-max"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "temperature": 3}, 400, "temperature"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "echo": True}, 400, "'echo' is not supported"),
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "wat": 1}, 400, "'wat' is not a parameter"),
@@ -34,6 +35,7 @@ REFUSALS = [
     (COMPLETIONS, {"model": "tiny", "prompt": "a", "stream": "yes"}, 400, "valid boolean"),
     (COMPLETIONS, {"prompt": "a"}, 400, "'model' is required"),
     (CHAT, {"model": "tiny", "messages": []}, 400, "at least 1 item"),
+    (CHAT, {"model": "tiny", "messages": USER, "max_tokens": 10**9}, 400, "at most 4096"),
     (CHAT, {"model": "tiny", "messages": IMAGE}, 400, "takes text only"),
     (CHAT, {"model": "tiny", "messages": USER, "tools": [{}]}, 400, "'tools' is not supported"),
     (CHAT, {"model": "tiny", "messages": USER, "top_logprobs": 2}, 400, "set logprobs as well"),
@@ -75,6 +77,17 @@ def test_a_body_that_is_no_request_is_told_why(
     headers = {"content-type": "application/json"}
     response = server.http.post(COMPLETIONS, content=content, headers=headers)
     _assert_openai_shape(response, 400, words)
+
+
+def test_where_json_breaks_is_told_in_the_message_and_is_no_parameter(
+    server: RunningServer,
+) -> None:
+    headers = {"content-type": "application/json"}
+    blanks = b" " * (1 << 20)
+    for content, words in ((b'{"model": "x", }', "at character 13: "), (blanks, "is empty")):
+        error = server.http.post(COMPLETIONS, content=content, headers=headers).json()["error"]
+        assert (error["param"], error["code"]) == (None, "malformed_json")
+        assert words in error["message"]
 
 
 def test_a_body_that_is_wrong_everywhere_gets_a_short_answer(server: RunningServer) -> None:

@@ -62,5 +62,5 @@ def test_it_says_what_each_tier_holds_in_tokens_and_bytes() -> None:
 def test_all_wrong_settings_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         ServerSettings(port=70_000, body_bytes_max=0, api_key="", pin_budget_share=2)
-    for words in ("port", "body_bytes_max", "api_key", "pin_budget_share"):
+    for words in ("--port", "--body-mib-max", "--api-key", "--pin-budget-share"):
         assert words in str(error.value)
