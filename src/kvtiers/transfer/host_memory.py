@@ -118,10 +118,16 @@ def _gib(num_bytes: int) -> str:
 def allocate(num_bytes: int) -> npt.NDArray[np.uint8]:
     """Zeroed memory that starts at a page boundary and is really there (every page was touched).
 
-    Huge pages are asked for where the system offers them: a copy of scattered slots otherwise
-    spends much of its time in the TLB. The memory is freed with the last view of it.
+    Made of huge pages where the system gives them on request: a copy of scattered slots otherwise
+    spends much of its time in the TLB. Private to this process: a child that is forked sees the
+    content of that moment, and nothing that is written after. Freed with the last view of it.
     """
-    area = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MAP_PRIVATE"):
+        # Python's default is shared memory, which is of small pages on nearly every system, asked
+        # or not: its huge pages have a switch of their own (`shmem_enabled`), and it is off.
+        area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        area = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             area.madvise(mmap.MADV_HUGEPAGE)

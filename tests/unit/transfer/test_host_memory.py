@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
 
 from kvtiers.errors import ConfigError
-from kvtiers.transfer.host_memory import GIB, RESERVE_BYTES, available_host_bytes, check_fits
+from kvtiers.transfer.host_memory import (
+    GIB,
+    RESERVE_BYTES,
+    allocate,
+    available_host_bytes,
+    check_fits,
+)
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -84,3 +93,40 @@ def test_tiers_that_do_not_fit_are_refused_with_asked_available_and_the_way_out(
 def test_more_than_this_machine_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="available here"):
         check_fits(1 << 60, "the tiers")
+
+
+def huge_bytes(address: int) -> int:
+    """Bytes of huge pages in the mapping around an address, as the kernel tells."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            begin, _, end = first.partition("-")
+            inside = int(begin, 16) <= address < int(end, 16)
+        elif inside and first in ("AnonHugePages:", "ShmemPmdMapped:") and int(rest[0]):
+            return int(rest[0]) * 1024
+    return 0
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(),
+    reason="this system has no transparent huge pages, or they are switched off",
+)
+def test_a_host_tier_is_made_of_huge_pages() -> None:
+    memory = allocate(32 << 20)
+    assert huge_bytes(memory.ctypes.data + (16 << 20)) > 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell")
+def test_all_of_it_is_taken_at_once_and_goes_with_the_last_view() -> None:
+    before = resident_bytes()
+    memory = allocate(64 << 20)
+    view = memory[1 << 20 :]
+    del memory
+    assert resident_bytes() - before > 60 << 20
+    del view
+    assert resident_bytes() - before < 4 << 20
