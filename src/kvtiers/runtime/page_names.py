@@ -1,8 +1,9 @@
 """The storage names of pages, for every pool of a page, hashed off the step loop and once.
 
-Owns: the identities of the pools and a short memory of the paths that were hashed last, because a
-path comes by several times: to be looked up, fetched in batches, and stored as it grows. Must not
-know: stores, or what a page holds. Safe to use from several threads.
+Owns: a short memory of the paths that were hashed last, because a path comes by several times: to
+be looked up, fetched in batches, and stored as it grows. Nothing else is remembered: a namespace
+has the client's salt in it, so there is no end to them. Must not know: stores, or what a page
+holds. Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from kvtiers.storage.keys import PathDigests, StorageIdentity
 from kvtiers.storage.port import PageRef
 from kvtiers.types import Namespace, PoolSpec
 
 PATHS_KEPT = 64
+
+_Owner: TypeAlias = tuple[bytes, str]
+"""The digest of the namespace, and the pool: what tells two paths of the same tokens apart."""
 
 
 class PageNames:
@@ -28,8 +33,7 @@ class PageNames:
         self._page_tokens = page_tokens
         self._layout = layout
         self._shard = shard
-        self._identities: dict[tuple[bytes, str], StorageIdentity] = {}
-        self._recent: deque[tuple[StorageIdentity, bytes, PathDigests]] = deque(maxlen=PATHS_KEPT)
+        self._recent: deque[tuple[_Owner, bytes, PathDigests]] = deque(maxlen=PATHS_KEPT)
         self._lock = threading.Lock()
 
     def refs(
@@ -37,28 +41,15 @@ class PageNames:
     ) -> list[PageRef]:
         """References to pages `[first_page, first_page + pages)` of a path in one pool."""
         with self._lock:
-            digests = self._digests(self._identity(namespace, pool), path_key)
+            digests = self._digests(namespace, pool, path_key)
         return digests.refs(first_page, pages)
 
-    def _identity(self, namespace: Namespace, pool: str) -> StorageIdentity:
-        key = (namespace.digest, pool)
-        identity = self._identities.get(key)
-        if identity is None:
-            identity = self._identities[key] = StorageIdentity(
-                namespace,
-                self._page_tokens,
-                self._pools[pool].bytes_per_slot,
-                self._layout,
-                pool,
-                self._shard,
-            )
-        return identity
-
-    def _digests(self, identity: StorageIdentity, path_key: bytes) -> PathDigests:
+    def _digests(self, namespace: Namespace, pool: str, path_key: bytes) -> PathDigests:
         # Newest first. Two paths differ within the first bytes or share a prefix, which is what
         # we look for, so a comparison is short or worth its while.
+        asked = (namespace.digest, pool)
         for index, (owner, known, digests) in enumerate(self._recent):
-            if owner is not identity:
+            if owner != asked:
                 continue
             if known.startswith(path_key):
                 return digests
@@ -66,6 +57,16 @@ class PageNames:
                 digests.extend(path_key)
                 self._recent[index] = (owner, path_key, digests)
                 return digests
-        digests = PathDigests(identity, path_key)
-        self._recent.appendleft((identity, path_key, digests))
+        digests = PathDigests(self._identity(namespace, pool), path_key)
+        self._recent.appendleft((asked, path_key, digests))
         return digests
+
+    def _identity(self, namespace: Namespace, pool: str) -> StorageIdentity:
+        return StorageIdentity(
+            namespace,
+            self._page_tokens,
+            self._pools[pool].bytes_per_slot,
+            self._layout,
+            pool,
+            self._shard,
+        )
