@@ -27,6 +27,14 @@ class WhatIfSize(StrEnum):
         return float(self[1:])
 
 
+class RecordOutcome(StrEnum):
+    """What became of a request in the trace that a server records."""
+
+    RECORDED = "recorded"
+    LEFT_OUT = "left_out"
+    LOST = "lost"
+
+
 WhatIfRatios: TypeAlias = Mapping[tuple[Tier, WhatIfSize], float]
 """Share of prompt tokens found in a tier or above it, were the tier of that size."""
 
@@ -39,6 +47,7 @@ class Gauges:
     resident ones are evictable. `host_mirror_pages` are resident on host and on device both.
     `namespace_pages` is keyed by (namespace alias, tier). `oldest_transfer_age_seconds` lists the
     purposes that have a copy in flight. `storage_quota_bytes` 0 means no quota.
+    `recorded_requests` are sums that the recording itself keeps.
     """
 
     leased_pages: Mapping[Tier, int] = field(default_factory=dict)
@@ -53,6 +62,7 @@ class Gauges:
     storage_used_bytes: int = 0
     storage_quota_bytes: int = 0
     what_if: WhatIfRatios = field(default_factory=dict)
+    recorded_requests: Mapping[RecordOutcome, int] = field(default_factory=dict)
 
 
 GaugeSource: TypeAlias = Callable[[], Gauges]

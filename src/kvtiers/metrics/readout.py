@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from kvtiers.metrics.books import TierBook
-from kvtiers.metrics.gauges import Gauges, WhatIfSize
+from kvtiers.metrics.gauges import Gauges, RecordOutcome, WhatIfSize
 from kvtiers.metrics.histogram import Histogram
 from kvtiers.metrics.identities import IDENTITIES
 from kvtiers.metrics.ledger import Ledger
@@ -278,6 +278,9 @@ READERS: dict[str, Reader] = {
     "cached_tokens_total": _cached,
     "requests_total": lambda ledger, gauges: [
         ((outcome,), requests) for outcome, requests in ledger.requests.ended.items()
+    ],
+    "recorded_requests_total": lambda ledger, gauges: [
+        ((outcome,), gauges.recorded_requests.get(outcome, 0)) for outcome in RecordOutcome
     ],
     "requests_too_large_total": _one(lambda ledger: ledger.requests.refused),
     "num_retracted_requests_total": _one(lambda ledger: ledger.requests.retracted),

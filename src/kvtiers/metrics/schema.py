@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtiers.metrics.books import STAGES
-from kvtiers.metrics.gauges import WhatIfSize
+from kvtiers.metrics.gauges import RecordOutcome, WhatIfSize
 from kvtiers.metrics.histogram import (
     COPY_SECONDS,
     GIGABYTES_PER_SECOND,
@@ -679,6 +679,16 @@ _REQUESTS = (
         Group.REQUESTS,
         "requests",
         "Admissions refused at once because the request can never fit into the device tier.",
+    ),
+    Series(
+        "recorded_requests_total",
+        Kind.COUNTER,
+        Group.REQUESTS,
+        "requests",
+        "Requests for the trace of `serve --record`, by what became of them; all 0 where nothing "
+        "is recorded. `left_out` had no answer; `lost` came although the file could no longer be "
+        "written, or were under way then.",
+        (_closed("outcome", RecordOutcome),),
     ),
     Series(
         "num_retracted_requests_total",

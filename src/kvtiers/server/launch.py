@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvtiers.engine.config import EngineConfig
+from kvtiers.metrics.gauges import Gauges
 from kvtiers.metrics.prometheus import PrometheusExporter
 from kvtiers.server.advice import decisions, warnings
 from kvtiers.server.context import ServerContext
@@ -33,9 +35,14 @@ def launch(config: EngineConfig, settings: ServerSettings, say: Callable[[str], 
         from kvtiers.engine.engine import LLMEngine
 
         engine = LLMEngine.load(config)
+
+        def gauges() -> Gauges:
+            recorded = recording.state.requests if recording is not None else {}
+            return replace(engine.gauges(), recorded_requests=recorded)
+
         exporter = PrometheusExporter(
             engine.parts.ledger,
-            engine.gauges,
+            gauges,
             model_name=engine.model_name,
             prefix=settings.metrics_prefix,
             extra_labels=dict(settings.metrics_labels),

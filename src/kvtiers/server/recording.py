@@ -8,7 +8,10 @@ the client left before its end: what there was by then used the cache. Requests 
 failed or ended without a token are left out. Of several answers to one prompt the first counts,
 as in the books, where the prompt of the others is a fork of its own.
 
-Invariant: a recording that cannot be written ends by itself, with a log line; serving goes on.
+Invariants
+    a recording that cannot be written ends by itself, with one log line; serving goes on
+    what then is in the file are whole records, and can be read
+    every request that came is recorded, left out, lost, or still under way
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtiers.engine.messages import (
@@ -26,12 +31,25 @@ from kvtiers.engine.messages import (
     TokenEvent,
 )
 from kvtiers.errors import ConfigError
+from kvtiers.metrics.gauges import RecordOutcome
+from kvtiers.server.whole_file import WholeFile
 from kvtiers.types import HitSplit, Namespace, token_key
 from kvtiers.workload import Measured, RecordedTraceWriter, TraceRecorder
 
 log = logging.getLogger("kvtiers.server")
 
+_COMPRESSED = (".gz", ".zst", ".zstd")
+"""What ends without its trailer when it cannot be written to its end."""
 _WITHOUT_AN_ANSWER = (FinishReason.REFUSED, FinishReason.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingState:
+    """How a recording stands: requests by outcome, and why it has ended, if it has."""
+
+    path: Path
+    requests: dict[RecordOutcome, int]
+    problem: str | None
 
 
 class Recording:
@@ -43,28 +61,41 @@ class Recording:
     def __init__(
         self,
         path: Path,
-        recorder: TraceRecorder,
+        writer: RecordedTraceWriter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self._path = path
-        self._recorder = recorder
+        self._writer = writer
+        self._recorder = TraceRecorder(writer)
+        self._file = WholeFile(path)
         self._first_arrival: float | None = None
         self._begun = 0
-        self._stopped = False
+        self._problem: str | None = None
         self._worker = ThreadPoolExecutor(1, "kvtiers-recording")
 
     @classmethod
     def to_file(cls, path: Path, block_tokens: int, *, keep_tokens: bool = False) -> Recording:
         """Record into a file, which is replaced. `ConfigError` where it cannot be written."""
         try:
-            writer = RecordedTraceWriter(path, block_tokens, keep_tokens=keep_tokens)
+            return cls(path, RecordedTraceWriter(path, block_tokens, keep_tokens=keep_tokens))
         except OSError as error:
             raise ConfigError(
                 f"cannot record to {path}: {error.strerror or error}; give --record a file in a "
                 "directory that exists and can be written"
             ) from None
-        return cls(path, TraceRecorder(writer))
+
+    @property
+    def state(self) -> RecordingState:
+        """How the recording stands now. Any thread may ask."""
+        recorded, left_out = self._recorder.written, self._recorder.left_out
+        lost = self._begun - recorded - left_out if self._problem else 0
+        requests = {
+            RecordOutcome.RECORDED: recorded,
+            RecordOutcome.LEFT_OUT: left_out,
+            RecordOutcome.LOST: lost,
+        }
+        return RecordingState(self._path, requests, self._problem)
 
     def begin(self, request: GenerationRequest, namespace: Namespace) -> RecordedRequest:
         """A request has arrived. Tell what is returned of its events, or that it was not taken."""
@@ -104,34 +135,55 @@ class Recording:
         """Write what is left and close the file. The engine has stopped: no events follow."""
         self._post(self._finish)
         self._worker.shutdown()
+        self._file.close()
+        if self._problem:
+            log.error("recorded %s", _spelled(self.state))
 
     def _post(self, write: Callable[[], None]) -> None:
-        if not self._stopped:
+        if self._problem is None:
             self._worker.submit(self._guarded, write)
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        if self._stopped:
+        if self._problem is not None:
             return
         try:
             write()
+            self._file.grown()
         except Exception as error:  # whatever it is, it must not take the server down
-            self._stopped = True
-            log.error(
-                "recording to %s ended: %s; what was written before can be read, serving goes on",
-                self._path,
-                error,
-                exc_info=not isinstance(error, OSError),
-            )
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        self._problem = str(error) or type(error).__name__
+        with suppress(Exception):  # it tries once more to write what it holds
+            self._writer.close()
+        self._file.cut()
+        log.error(
+            "recording to %s has ended: %s; %s, those from now on are lost to the trace "
+            "(recorded_requests_total), serving goes on; to record again, make room and restart",
+            self._path,
+            self._problem,
+            (
+                "of the requests before, --on-error skip reads those that reached the disk"
+                if self._path.suffix in _COMPRESSED
+                else f"the {self._recorder.written} requests before can be read"
+            ),
+            exc_info=not isinstance(error, OSError),
+        )
 
     def _finish(self) -> None:
         self._recorder.close()
-        left_out = self._recorder.left_out
-        log.info(
-            "recorded %d requests in %s, left out %d without an answer",
-            self._begun - left_out,
-            self._path,
-            left_out,
-        )
+        log.info("recorded %s", _spelled(self.state))
+
+
+def _spelled(state: RecordingState) -> str:
+    requests = state.requests
+    text = (
+        f"{requests[RecordOutcome.RECORDED]} requests in {state.path}, left out "
+        f"{requests[RecordOutcome.LEFT_OUT]} without an answer"
+    )
+    if state.problem:
+        text += f", lost {requests[RecordOutcome.LOST]}: {state.problem}"
+    return text
 
 
 class RecordedRequest:

@@ -16,11 +16,13 @@ from kvtiers.metrics.gauges import WhatIfRatios
 from kvtiers.metrics.identities import IDENTITIES
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.server.context import ServerContext
+from kvtiers.server.recording import Recording
 from kvtiers.server.responses import (
     CacheState,
     CopyState,
     Identity,
     LedgerReport,
+    RecordingState,
     StorageState,
     TierState,
 )
@@ -89,6 +91,7 @@ def cache_state(context: ServerContext) -> CacheState:
             dropped_tokens=_dropped(ledger),
             copies={str(purpose): _copies(ledger, book) for purpose, book in ledger.copies.items()},
             what_if=_by_tier(parts.what_if.ratios()),
+            recording=_recording(context.recording),
             uptime_seconds=time.monotonic() - context.started_at,
             draining=context.draining,
             balanced=not any(ledger.imbalances().values()),
@@ -149,3 +152,11 @@ def _storage(stats: StoreStats | None, name: str | None) -> StorageState:
         evicted_pages=stats.evicted_pages,
         integrity_failures=stats.integrity_failures,
     )
+
+
+def _recording(recording: Recording | None) -> RecordingState | None:
+    if recording is None:
+        return None
+    state = recording.state
+    requests = {str(outcome): number for outcome, number in state.requests.items()}
+    return RecordingState(requests=requests, problem=state.problem)

@@ -225,6 +225,13 @@ class CopyState(Wire):
     busy_seconds: float
 
 
+class RecordingState(Wire):
+    """The trace that `serve --record` writes."""
+
+    requests: dict[str, int] = Field(description="`recorded_requests_total`, by outcome")
+    problem: str | None = Field(description="Why recording has ended before the server did")
+
+
 class CacheState(Wire):
     """GET /cache/state. Counters are sums since the start; gauges are of this moment."""
 
@@ -250,6 +257,7 @@ class CacheState(Wire):
     what_if: dict[str, dict[str, float]] = Field(
         description="`what_if_hit_ratio`: by tier and imagined size (x0.5, x1, x2, x4)"
     )
+    recording: RecordingState | None = Field(description="null where nothing is recorded")
     uptime_seconds: float
     draining: bool
     balanced: bool

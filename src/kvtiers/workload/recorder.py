@@ -24,11 +24,12 @@ class TraceRecorder:
     """Writes each request once it and all that arrived before it have ended.
 
     `begin` must be called in order of arrival. A request that fails, or that holds up more than
-    `held_max` others, is left out and counted in `left_out`.
+    `held_max` others, is left out and counted in `left_out`; the others in `written`, once they are.
     """
 
     def __init__(self, writer: RecordedTraceWriter, held_max: int = HELD_MAX) -> None:
         self.left_out = 0
+        self.written = 0
         self._writer = writer
         self._held_max = held_max
         self._lock = threading.Lock()
@@ -112,4 +113,5 @@ class TraceRecorder:
             if write is None:
                 return
             write()
+            self.written += 1
             del self._open[first]

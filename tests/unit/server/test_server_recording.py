@@ -24,7 +24,12 @@ from kvtiers.server.context import ServerContext
 from kvtiers.server.launch import launch
 from kvtiers.server.recording import Recording
 from kvtiers.server.settings import ServerSettings
-from kvtiers.workload import Measured, RecordedTraceWriter, TraceRequest, open_trace
+from kvtiers.workload import (
+    Measured,
+    RecordedTraceWriter,
+    TraceRequest,
+    open_trace,
+)
 
 PROMPT = "twenty bytes of text"
 BODY = {"model": "fake", "prompt": PROMPT, "max_tokens": 3}
@@ -38,10 +43,14 @@ def path(tmp_path: Path) -> Path:
 @contextmanager
 def _recorded(path: Path, engine: FakeEngine, **options: bool) -> Iterator[TestClient]:
     recording = Recording.to_file(path, block_tokens=16, **options)
-    context = ServerContext.of(engine, ServerSettings(), lambda: b"", recording)  # type: ignore[arg-type]
-    with TestClient(create_app(context), raise_server_exceptions=False) as client:
+    with _client(engine, recording) as client:
         yield client
     recording.close()
+
+
+def _client(engine: FakeEngine, recording: Recording) -> TestClient:
+    context = ServerContext.of(engine, ServerSettings(), lambda: b"", recording)  # type: ignore[arg-type]
+    return TestClient(create_app(context), raise_server_exceptions=False)
 
 
 def _requests(path: Path) -> list[TraceRequest]:
@@ -136,21 +145,61 @@ def test_an_answer_that_was_cancelled_is_recorded_as_long_as_it_got(path: Path) 
     assert 1 <= request.output_tokens < 1000
 
 
+def _fill_the_disk(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """From now on a record is written to its half, and then there is no space left."""
+
+    def half(writer: RecordedTraceWriter, *_: object, **__: object) -> None:
+        with path.open("ab") as file:
+            file.write(b'{"t": 1.0, "in": 20, "ids": [12, 1')
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordedTraceWriter, "append", half)
+
+
 def test_a_disk_that_fills_ends_the_recording_and_not_the_server(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with _recorded(path, FakeEngine()) as client:
         client.post("/v1/completions", json=BODY).raise_for_status()
         _until(lambda: path.read_text().count("\n") == 2)
-        monkeypatch.setattr(RecordedTraceWriter, "append", full)
+        _fill_the_disk(monkeypatch, path)
         for _ in range(3):
             client.post("/v1/completions", json=BODY).raise_for_status()
-    assert len(_requests(path)) == 1
+    assert len(_requests(path)) == 1  # what had been written of the second is gone again
     (line,) = [r.getMessage() for r in caplog.records if "recording to" in r.getMessage()]
     assert "No space left" in line
+    assert "the 1 requests before can be read" in line
+
+
+def test_what_became_of_requests_is_counted_also_after_the_recording_has_ended(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
+    recording = Recording.to_file(path, block_tokens=16)
+    with _client(engine, recording) as client:
+        client.post("/v1/completions", json=BODY).raise_for_status()
+        engine.busy = True
+        client.post("/v1/completions", json=BODY)
+        engine.busy = False
+        _until(lambda: sum(recording.state.requests.values()) == 2)
+        assert recording.state.problem is None
+        _fill_the_disk(monkeypatch, path)
+        for _ in range(3):
+            client.post("/v1/completions", json=BODY).raise_for_status()
+        _until(lambda: recording.state.problem is not None)
+    recording.close()
+    assert recording.state.requests == {"recorded": 1, "left_out": 1, "lost": 3}
+    assert "No space left" in str(recording.state.problem)
+
+
+def test_a_compressed_recording_that_ended_early_says_how_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "live.jsonl.gz"
+    with _recorded(path, FakeEngine()) as client:
+        _fill_the_disk(monkeypatch, path)
+        client.post("/v1/completions", json=BODY).raise_for_status()
+    assert "--on-error skip reads those that reached the disk" in caplog.text
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_looked_for(
