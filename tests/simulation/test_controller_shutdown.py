@@ -71,6 +71,22 @@ def test_detaching_a_store_that_hangs_says_so_and_settles_when_it_returns(world:
     world.settle()
 
 
+def test_a_store_that_hangs_after_its_detach_leaves_the_loop_at_rest(world: World) -> None:
+    world.store.hang(StorageOp.WRITE)
+    serve(world, prompt_of(6, seed=1))
+    pump_until(world, lambda: world.store.calls_hanging > 0)
+    assert not world.controller.detach(0.01)
+    assert world.controller.drain(0) is False
+    woken: list[bool] = []
+    world.worker.on_result(lambda: woken.append(True))
+    for _ in range(5):
+        world.controller.pump()
+    assert not woken  # each would end the wait for news, and the loop would not rest at all
+    world.store.release()
+    pump_until(world, lambda: world.controller.idle)
+    world.settle()
+
+
 def test_closing_acknowledges_what_had_not_begun_and_names_what_hangs(world: World) -> None:
     world.store.hang(StorageOp.WRITE)
     for seed in (1, 2):

@@ -164,7 +164,9 @@ class StorageWorker:
             job = self._jobs.get((op, order_id))
             if job is not None:
                 self._abandon(job, reason)
-        self._notify()
+            news = bool(self._results)
+        if news:
+            self._notify()
 
     def poll(self) -> list[StorageResult]:
         """Results since the last call."""
@@ -193,7 +195,10 @@ class StorageWorker:
             return sum(lane.stuck_threads for lane in self._lanes.values())
 
     def close(self, timeout_seconds: float) -> bool:
-        """End every order with `SHUTDOWN` and the threads with them; False: one is in a call."""
+        """End every order with `SHUTDOWN` and the threads with them; False: one is in a call.
+
+        Again and again is fine: who is told of results is called only where there are any.
+        """
         end = time.monotonic() + timeout_seconds
         with self._lock:
             self._closed = True
@@ -201,7 +206,9 @@ class StorageWorker:
                 self._abandon(job, FailReason.SHUTDOWN)
             for lane in self._lanes.values():
                 lane.close()
-        self._notify()
+            news = bool(self._results)
+        if news:  # or asking whether the last call has returned would wake up who asks
+            self._notify()
         returned = [lane.join(max(0.0, end - time.monotonic())) for lane in self._lanes.values()]
         return all(returned)
 

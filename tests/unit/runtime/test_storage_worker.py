@@ -413,3 +413,21 @@ def test_readers_take_their_memory_before_the_first_read(monkeypatch: pytest.Mon
     rig.results(4)
     assert taken == at_start
     assert rig.worker.close(10)
+
+
+def test_asking_whether_the_last_call_has_returned_wakes_nobody(rig: Rig) -> None:
+    rig.stores["kv"].hang(StorageOp.WRITE)
+    rig.worker.store(store_of(1, 0, slots(0, 4)))
+    rig.worker.store(store_of(2, 4, slots(4, 4)))
+    assert rig.stores["kv"].wait_for_hanging(1)
+    told = threading.Semaphore(0)
+    rig.worker.on_result(told.release)
+    assert not rig.worker.close(0)
+    assert told.acquire(blocking=False)  # the second had not begun, and has its result
+    assert [result.order_id for result in rig.worker.poll()] == [2]
+    for _ in range(3):
+        assert not rig.worker.close(0)
+    assert not told.acquire(blocking=False)
+    rig.stores["kv"].release()
+    assert told.acquire(timeout=10)
+    assert [result.order_id for result in rig.results(1)] == [1]
