@@ -1,16 +1,15 @@
-"""The framework around a store: threads, deadlines, timing and counting of every call.
+"""The framework around a store: orders, their threads, and their ends.
 
-Owns: who is in which call to the store, staging for reads, and the `STORAGE_OP` facts. Must not
-know: the cache, the clock's deadlines (`abandon` tells it), or what a store does inside.
+Owns: who is in which call to the store, and staging for reads. Must not know: the cache, the
+clock's deadlines (`abandon` tells it), how calls are counted (`store_calls`), or what a store does
+inside.
 
     lookup   --> [lane: 1 thread]   exists_prefix
     prefetch --> [lane: n threads]  read_into(staging) -> host slots, if still wanted
     store    --> [lane: 1 thread]   write_from(host pages), parents before children
 
 Invariants: a host slot is written only by a job that has not ended, so a result means that its
-slots are free to be used; a store's host pages are read only before its result; every call has one
-fact, and a call that was given up has it at that moment, with its time so far and `deadline` (or
-what it was given up for).
+slots are free to be used; a store's host pages are read only before its result.
 
 Pages of a pool and of those that follow it are stored one by one, each in its pool's store, the
 followers first: a page that `kv` holds is then complete, and a page is there only if all parts are.
@@ -25,12 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kvtiers.errors import ConfigError, ProtocolError
-from kvtiers.events import Copy, Fact, FactTuple, Lookup
+from kvtiers.events import Copy, FactTuple, Lookup
 from kvtiers.runtime.lanes import JobState, Lane
 from kvtiers.runtime.page_names import PageNames
-from kvtiers.runtime.rare_log import RareLog
 from kvtiers.runtime.staging import StagingArea, staging_pages
 from kvtiers.runtime.storage_port import StorageResult
+from kvtiers.runtime.store_calls import Job, StoreCalls, leading
 from kvtiers.storage.port import PageRef, PageStore
 from kvtiers.transfer.pools import HostPool
 from kvtiers.types import FailReason, SlotArray, StorageOp
@@ -43,42 +42,6 @@ READ_BYTES = 32 << 20
 
 WRITE_BYTES = 128 << 20
 """Bytes per writing call, which needs no staging. A store's disk is idle between two calls."""
-
-
-class _Job:
-    """One order on its way. Fields change under the worker's lock."""
-
-    __slots__ = (
-        "backend",
-        "begun",
-        "finished",
-        "is_stuck",
-        "op",
-        "order",
-        "pages_ok",
-        "started",
-        "state",
-        "stop",
-    )
-
-    def __init__(self, op: StorageOp, order: Copy | Lookup) -> None:
-        self.op = op
-        self.order = order
-        self.state = JobState.WAITING
-        self.stop: FailReason | None = None  # end after the call under way
-        self.pages_ok = 0
-        self.started: float | None = None  # the first call to the store
-        self.finished: float | None = None  # the last one's return
-        self.begun: float | None = None  # the call under way
-        self.backend = ""  # the store it is made to
-        self.is_stuck = False
-
-    def is_ended(self) -> bool:
-        return self.state is JobState.ENDED
-
-    @property
-    def order_id(self) -> int:
-        return self.order.ticket_id if isinstance(self.order, Lookup) else self.order.op_id
 
 
 class StorageWorker:
@@ -114,25 +77,23 @@ class StorageWorker:
         specs = [pool.spec for pool in self._pools]
         self._names = PageNames(specs, page_tokens, layout, shard)
         self._page_tokens = page_tokens
-        self._clock = clock
         # No read is larger than the host tier, whatever memory it might have.
         self._read_pages = min(
             staging_pages(specs, read_bytes), *(pool.slots for pool in self._pools)
         )
         self._write_pages = staging_pages(specs, write_bytes)
         self._lock = threading.Lock()
-        self._jobs: dict[tuple[StorageOp, int], _Job] = {}
+        self._calls = StoreCalls(self._lock, clock, self._came_back)
+        self._jobs: dict[tuple[StorageOp, int], Job] = {}
         self._results: list[StorageResult] = []
-        self._facts: list[FactTuple] = []
         self._notify: Callable[[], None] = lambda: None
         self._closed = False
-        self._raised = RareLog(log)
 
-        def reader() -> Callable[[_Job], None]:
+        def reader() -> Callable[[Job], None]:
             staging = StagingArea(specs, self._read_pages)
             return lambda job: self._run(job, lambda: self._read(job, staging))
 
-        self._lanes: dict[StorageOp, Lane[_Job]] = {
+        self._lanes: dict[StorageOp, Lane[Job]] = {
             StorageOp.EXISTS: Lane(
                 "lookup", 1, self._lock, lambda: lambda job: self._run(job, lambda: self._look(job))
             ),
@@ -146,17 +107,17 @@ class StorageWorker:
 
     def lookup(self, order: Lookup) -> None:
         """Ask how many pages from `order.first_page` on, without a gap, are there in all pools."""
-        self._put(_Job(StorageOp.EXISTS, order))
+        self._put(Job(StorageOp.EXISTS, order))
 
     def prefetch(self, order: Copy) -> None:
         """Read pages into staging and, as long as they are wanted, on to their host slots."""
         self._check(order, order.target_slots)
-        self._put(_Job(StorageOp.READ, order))
+        self._put(Job(StorageOp.READ, order))
 
     def store(self, order: Copy) -> None:
         """Write host pages, in order of submission; they must stay as they are until the result."""
         self._check(order, order.source_slots)
-        self._put(_Job(StorageOp.WRITE, order))
+        self._put(Job(StorageOp.WRITE, order))
 
     def abandon(self, op: StorageOp, order_id: int, reason: FailReason) -> None:
         """End an order with `reason`: at once, but a store only after the call it is in."""
@@ -178,11 +139,7 @@ class StorageWorker:
 
     def take_facts(self) -> list[FactTuple]:
         """`STORAGE_OP` facts since the last call."""
-        if not self._facts:
-            return []
-        with self._lock:
-            facts, self._facts = self._facts, []
-        return facts
+        return self._calls.take_facts()
 
     def on_result(self, callback: Callable[[], None]) -> None:
         """Call `callback` from a worker thread (or from `abandon`) after each result."""
@@ -226,7 +183,7 @@ class StorageWorker:
                 "slots of its own; storage holds 'kv' and the pools that follow it"
             )
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: Job) -> None:
         with self._lock:
             if self._closed:
                 self._end(job, FailReason.SHUTDOWN)
@@ -238,7 +195,7 @@ class StorageWorker:
                 return
         self._notify()
 
-    def _end(self, job: _Job, failure: FailReason | None) -> None:
+    def _end(self, job: Job, failure: FailReason | None) -> None:
         """Give a job its result. Hold the lock; notify after."""
         job.state = JobState.ENDED
         self._jobs.pop((job.op, job.order_id), None)
@@ -246,7 +203,7 @@ class StorageWorker:
             StorageResult(job.op, job.order_id, job.pages_ok, failure, job.started, job.finished)
         )
 
-    def _abandon(self, job: _Job, reason: FailReason) -> None:
+    def _abandon(self, job: Job, reason: FailReason) -> None:
         """Hold the lock; notify after."""
         lane = self._lanes[job.op]
         if job.state is JobState.WAITING:
@@ -260,7 +217,7 @@ class StorageWorker:
         job.is_stuck = True
         lane.stuck_threads += 1
         if job.op is not StorageOp.WRITE:
-            self._count_call(job, 0, 0, reason)
+            self._calls.count(job, 0, 0, reason)
             self._end(job, reason)
         if lane.hung:
             log.error(
@@ -271,27 +228,12 @@ class StorageWorker:
             while lane.waiting:
                 self._end(lane.waiting.popleft(), FailReason.DEADLINE)
 
-    def _count_call(
-        self, job: _Job, pages: int, num_bytes: int, failure: FailReason | None
-    ) -> None:
-        """The fact of the call under way, which is over. Hold the lock."""
-        assert job.begun is not None, "only a call under way is counted"
-        job.finished = self._clock()
-        self._facts.append(
-            (
-                Fact.STORAGE_OP,
-                job.backend,
-                job.op,
-                job.finished - job.begun,
-                pages,
-                num_bytes,
-                failure,
-            )
-        )
+    def _came_back(self, job: Job) -> None:
+        self._lanes[job.op].stuck_threads -= 1
 
     # ------------------------------------------------------------------ in the threads
 
-    def _run(self, job: _Job, body: Callable[[], FailReason | None]) -> None:
+    def _run(self, job: Job, body: Callable[[], FailReason | None]) -> None:
         try:
             failure = body()
         except Exception:
@@ -302,7 +244,7 @@ class StorageWorker:
                 self._end(job, failure)
         self._notify()
 
-    def _look(self, job: _Job) -> FailReason | None:
+    def _look(self, job: Job) -> FailReason | None:
         order = job.order
         assert isinstance(order, Lookup)
         pages = order.pages
@@ -311,16 +253,16 @@ class StorageWorker:
                 pool.spec.name, order.namespace, order.path_key, order.first_page, pages
             )
             store = self._stores[pool.spec.name]
-            outcomes = self._call(job, store, pages, 0, partial(_exists, store, refs))
+            outcomes = self._calls.make(job, store, pages, 0, partial(_exists, store, refs))
             if outcomes is None:
                 return job.stop
-            pages, failure = _leading(outcomes)
+            pages, failure = leading(outcomes)
             if failure is not None or pages == 0:
                 return failure
         job.pages_ok = pages
         return None
 
-    def _read(self, job: _Job, staging: StagingArea) -> FailReason | None:
+    def _read(self, job: Job, staging: StagingArea) -> FailReason | None:
         copy = job.order
         assert isinstance(copy, Copy)
         assert copy.target_slots is not None
@@ -333,7 +275,7 @@ class StorageWorker:
                 outcomes = self._call_with_pages(job, pool, first, buffers)
                 if outcomes is None:
                     return job.stop
-                pages, failed = _leading(outcomes)
+                pages, failed = leading(outcomes)
                 failure = failed or failure
                 if pages == 0:
                     break
@@ -351,7 +293,7 @@ class StorageWorker:
                 return failure
         return None
 
-    def _write(self, job: _Job) -> FailReason | None:
+    def _write(self, job: Job) -> FailReason | None:
         copy = job.order
         assert isinstance(copy, Copy)
         assert copy.source_slots is not None
@@ -362,7 +304,7 @@ class StorageWorker:
                 outcomes = self._call_with_pages(job, pool, first, [pool.page(s) for s in slots])
                 if outcomes is None:
                     return job.stop
-                pages, failed = _leading(outcomes)
+                pages, failed = leading(outcomes)
                 failure = failed or failure
                 slots = slots[:pages]
                 if pages == 0:
@@ -373,7 +315,7 @@ class StorageWorker:
         return None
 
     def _call_with_pages(
-        self, job: _Job, pool: HostPool, first: int, buffers: list[memoryview]
+        self, job: Job, pool: HostPool, first: int, buffers: list[memoryview]
     ) -> list[FailReason | None] | None:
         """Read or write the pages of one pool from page `first` of the copy on."""
         copy = job.order
@@ -383,59 +325,11 @@ class StorageWorker:
         refs = self._names.refs(name, copy.namespace, copy.path_key, copy.first_page + first, pages)
         store = self._stores[name]
         call = store.read_into if job.op is StorageOp.READ else store.write_from
-        return self._call(job, store, pages, pool.spec.bytes_per_slot, lambda: call(refs, buffers))
-
-    def _call(
-        self,
-        job: _Job,
-        store: PageStore,
-        pages: int,
-        page_bytes: int,
-        call: Callable[[], list[FailReason | None]],
-    ) -> list[FailReason | None] | None:
-        """Make one call to a store, timed and counted; None: the job is over, do nothing more.
-
-        A store that raises has failed for every page.
-        """
-        with self._lock:
-            if job.is_ended() or job.stop is not None:
-                return None
-            job.backend = store.name
-            job.begun = self._clock()
-            if job.started is None:
-                job.started = job.begun
-        try:
-            outcomes = call()
-        except Exception:
-            self._raised.exception(
-                (store.name, job.op),
-                "store '%s' raised in %s of %d pages",
-                store.name,
-                job.op,
-                pages,
-            )
-            outcomes = [FailReason.STORAGE] * pages
-        with self._lock:
-            if job.is_stuck:
-                job.is_stuck = False
-                self._lanes[job.op].stuck_threads -= 1
-            if job.is_ended():
-                return None
-            succeeded = outcomes.count(None)
-            _, failure = _leading(outcomes)
-            self._count_call(job, succeeded, succeeded * page_bytes, failure)
-            job.begun = None
-        return outcomes
+        return self._calls.make(
+            job, store, pages, pool.spec.bytes_per_slot, lambda: call(refs, buffers)
+        )
 
 
 def _exists(store: PageStore, refs: Sequence[PageRef]) -> list[FailReason | None]:
     """One success for each page that is there without a gap: the absence of one is no failure."""
     return [None] * store.exists_prefix(refs)
-
-
-def _leading(outcomes: Sequence[FailReason | None]) -> tuple[int, FailReason | None]:
-    """How many pages succeeded before the first that did not, and why that one did not."""
-    for pages, failure in enumerate(outcomes):
-        if failure is not None:
-            return pages, failure
-    return len(outcomes), None
