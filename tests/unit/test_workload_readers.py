@@ -83,6 +83,9 @@ TRAPS = [
     (mooncake(input_length=True), TraceProblem.BAD_VALUE, "whole number"),
     (mooncake(timestamp="noon"), TraceProblem.BAD_VALUE, "finite number"),
     (mooncake(timestamp=-1), TraceProblem.BAD_VALUE, "negative"),
+    (mooncake(timestamp=10**400), TraceProblem.BAD_VALUE, "finite number"),
+    (mooncake(output_length=10**30), TraceProblem.BAD_VALUE, "output_length is 1e+30; no more"),
+    ('{"timestamp": ' + "1" * 5_000 + "}", TraceProblem.NOT_JSON, "not JSON"),
     ('{"timestamp": NaN, "input_length": 1}', TraceProblem.BAD_VALUE, "finite number"),
     (mooncake(timestamp=1000.5), TraceProblem.IMPLAUSIBLE_TIME, "--time-unit s"),
     (mooncake(timestamp=4e9), TraceProblem.IMPLAUSIBLE_TIME, "days after the first"),
@@ -365,3 +368,49 @@ def test_messages_that_cannot_be_tokenised_are_named(file: Callable[..., Path]) 
     path = file({"timestamp": 0, "messages": [{"role": "user"}]})
     with pytest.raises(TraceError, match="cannot be tokenised"):
         read(path, tokenize=by_word)
+
+
+def test_the_marks_of_windows_editors_do_no_harm(file: Callable[..., Path]) -> None:
+    line = json.dumps(mooncake()).encode()
+    (plain,) = read(file(line + b"\n"))
+    (marked,) = read(file(b"\xef\xbb\xbf" + line + b"\r\n"))
+    assert marked.block_ids.tolist() == plain.block_ids.tolist()
+    with pytest.raises(TraceError, match="UTF-16 text; convert it"):
+        read(file((line.decode() + "\n").encode("utf-16")))
+
+
+def recording(**changes: Any) -> dict[str, Any]:
+    return {"t": 1, "in": 20, "out": 12, "ids": [1, 2], "out_ids": [3], **changes}
+
+
+HEADER = {"kvtiers_trace": 1, "block_tokens": 16, "tokens": False}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "message"),
+    [
+        (HEADER, TraceProblem.BAD_VALUE, "more than one recording"),
+        (recording(ids=[1]), TraceProblem.IDS_CONTRADICT_LENGTH, "need 2 ids"),
+        (recording(out_ids=[]), TraceProblem.IDS_CONTRADICT_LENGTH, "fills 1 further blocks of 16"),
+        (recording(out_ids=[3, 4]), TraceProblem.IDS_CONTRADICT_LENGTH, "out_ids holds 2 ids"),
+        (recording(chat=[7]), TraceProblem.BAD_VALUE, "chat is [7]"),
+        (recording(turn="first"), TraceProblem.BAD_VALUE, "turn is 'first'"),
+    ],
+)
+def test_a_damaged_recording_is_named_and_no_option_suggested(
+    file: Callable[..., Path], line: Any, problem: TraceProblem, message: str
+) -> None:
+    path = file(HEADER, recording(), line)
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert message in str(caught.value)
+    assert "--" not in str(caught.value), "a recording says its block itself"
+    reader = open_trace(path, TraceOptions(on_error=OnError.SKIP))
+    assert len(list(reader)) == 1
+    assert dict(reader.report.skipped) == {problem: 1}
+
+
+def test_a_recording_without_its_header_is_told_as_one(file: Callable[..., Path]) -> None:
+    with pytest.raises(TraceError, match="the first line of a recorded trace is a header"):
+        read(file(recording()))

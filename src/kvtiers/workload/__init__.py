@@ -8,7 +8,14 @@ writers stream; their memory does not grow with the length of the trace.
 from kvtiers.workload.chatlog import ChatLogFormat
 from kvtiers.workload.hashed import HashedFormat, mooncake_format, qwen_format
 from kvtiers.workload.lines import OnError
-from kvtiers.workload.openers import FORMATS, TraceOptions, open_trace, write_trace
+from kvtiers.workload.openers import (
+    BLOCK_TOKENS,
+    FORMATS,
+    TraceOptions,
+    check_writable_format,
+    open_trace,
+    write_trace,
+)
 from kvtiers.workload.paths import PathHasher
 from kvtiers.workload.reader import ReadReport, TraceReader
 from kvtiers.workload.recorded import RecordedFormat, RecordedTraceWriter
@@ -17,6 +24,7 @@ from kvtiers.workload.request import Measured, TraceProblem, TraceRequest
 from kvtiers.workload.synth import SynthesisSpec, synthesise
 
 __all__ = [
+    "BLOCK_TOKENS",
     "FORMATS",
     "ChatLogFormat",
     "HashedFormat",
@@ -32,6 +40,7 @@ __all__ = [
     "TraceReader",
     "TraceRecorder",
     "TraceRequest",
+    "check_writable_format",
     "mooncake_format",
     "open_trace",
     "qwen_format",

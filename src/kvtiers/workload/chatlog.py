@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from kvtiers.errors import InvalidTokens
+from kvtiers.errors import ConfigError, InvalidTokens
 from kvtiers.types import TOKEN_BYTES, token_key
 from kvtiers.workload.paths import PathHasher
 from kvtiers.workload.request import (
@@ -37,7 +37,8 @@ TokenizeMessages: TypeAlias = Callable[[Sequence[Message]], npt.ArrayLike]
 class ChatLogFormat:
     """Reads a chat log. Times are seconds; only differences count, so epoch seconds are fine.
 
-    `interval_seconds` spaces the requests evenly where the log has no times.
+    `interval_seconds` spaces the requests evenly where the log has no times; where it has, that is
+    a `ConfigError`.
     """
 
     name = "chat"
@@ -91,6 +92,11 @@ class ChatLogFormat:
         for source in (record, body):
             for field in ("timestamp", "created"):
                 if field in source:
+                    if self._interval_seconds is not None:
+                        raise ConfigError(
+                            f"--interval is for a log without times, and this one has '{field}'; "
+                            "leave --interval out"
+                        )
                     seconds = as_time(source[field], field)
                     if self._origin_seconds is None:
                         self._origin_seconds = seconds

@@ -24,6 +24,7 @@ from kvtiers.workload.request import (
     TraceRequest,
     as_block_ids,
     as_count,
+    as_name,
     as_time,
     check_ids_against_length,
     required,
@@ -88,7 +89,7 @@ class HashedFormat:
         check_ids_against_length(
             ids, input_tokens, self.block_tokens, whole_blocks_only=self.whole_blocks_only
         )
-        chat_id = _name(record, "chat_id")
+        chat_id = as_name(record, "chat_id")
         if self.local_ids:
             if chat_id is None:
                 raise RecordError(
@@ -102,9 +103,9 @@ class HashedFormat:
             block_ids=ids,
             block_tokens=self.block_tokens,
             chat_id=chat_id,
-            parent_chat_id=_name(record, "parent_chat_id"),
+            parent_chat_id=as_name(record, "parent_chat_id"),
             turn=as_count(record["turn"], "turn", at_least=0) if "turn" in record else None,
-            kind=_name(record, "type"),
+            kind=as_name(record, "type"),
         )
 
     def record(self, request: TraceRequest) -> dict[str, Any]:
@@ -140,14 +141,3 @@ def mooncake_format(
 def qwen_format(block_tokens: int = 16, time_unit: str = "s", **options: bool) -> HashedFormat:
     """The format of the Qwen-Bailian traces; `options` are the further fields of `HashedFormat`."""
     return HashedFormat("qwen", block_tokens, time_unit, has_chats=True, **options)
-
-
-def _name(record: Mapping[str, Any], field: str) -> str | None:
-    value = record.get(field)
-    if value is None or value in (-1, "-1"):
-        return None
-    if isinstance(value, (str, int)):
-        return str(value)
-    raise RecordError(
-        TraceProblem.BAD_VALUE, f"{field} is {value!r}; it must be a name or a number"
-    )

@@ -24,6 +24,7 @@ LINE_BYTES_MAX = 64 << 20
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class OnError(StrEnum):
@@ -62,9 +63,12 @@ def numbered_lines(path: Path) -> Iterator[Line]:
                 yield Line(number, "", TraceProblem.LINE_TOO_LONG, message)
                 return
             try:
-                text = raw.decode("utf-8")
+                # some editors begin a file with a byte order mark
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 message = f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})"
+                if number == 1 and raw.startswith(_UTF16):
+                    message = "is UTF-16 text; convert it to UTF-8 (iconv -f utf-16 -t utf-8)"
                 yield Line(number, "", TraceProblem.NOT_TEXT, message)
                 continue
             if "\x00" in text:

@@ -141,7 +141,7 @@ def _record(line: Line) -> dict[str, Any]:
         raise RecordError(line.problem, line.message)
     try:
         record = json.loads(line.text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, a number too long, nested too deep
         if not line.ended:
             raise RecordError(
                 TraceProblem.TRUNCATED, "the file ends inside this record; is it truncated?"

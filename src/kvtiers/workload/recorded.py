@@ -31,12 +31,14 @@ from kvtiers.types import TOKEN_BYTES
 from kvtiers.workload.lines import open_for_writing
 from kvtiers.workload.paths import PathHasher
 from kvtiers.workload.request import (
+    BlockIds,
     Measured,
     RecordError,
     TraceProblem,
     TraceRequest,
     as_block_ids,
     as_count,
+    as_name,
     as_time,
     check_ids_against_length,
     required,
@@ -74,22 +76,30 @@ class RecordedFormat:
         """A record as a request; raises `RecordError`."""
         if not self.block_tokens:
             raise RecordError(TraceProblem.MISSING_FIELD, "the header line was not usable")
+        if MARK in record:
+            raise RecordError(
+                TraceProblem.BAD_VALUE,
+                "a second header: this is more than one recording, and ids and times of one mean "
+                "nothing in another; read them one by one",
+            )
         input_tokens = as_count(required(record, "in"), "in", at_least=1)
         output_tokens = as_count(required(record, "out"), "out", at_least=0)
         ids = as_block_ids(required(record, "ids"), "ids")
-        check_ids_against_length(ids, input_tokens, self.block_tokens, whole_blocks_only=False)
+        check_ids_against_length(
+            ids, input_tokens, self.block_tokens, whole_blocks_only=False, says_block_itself=True
+        )
         return TraceRequest(
             arrival_seconds=as_time(required(record, "t"), "t"),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             block_ids=ids,
             block_tokens=self.block_tokens,
-            chat_id=record.get("chat"),
-            parent_chat_id=record.get("parent"),
-            turn=record.get("turn"),
-            kind=record.get("kind"),
-            output_block_ids=(
-                as_block_ids(record["out_ids"], "out_ids") if "out_ids" in record else None
+            chat_id=as_name(record, "chat"),
+            parent_chat_id=as_name(record, "parent"),
+            turn=as_count(record["turn"], "turn", at_least=0) if "turn" in record else None,
+            kind=as_name(record, "kind"),
+            output_block_ids=_output_block_ids(
+                record, input_tokens, output_tokens, self.block_tokens
             ),
             measured=_measured(record, input_tokens),
             output_tokens_max=_output_tokens_max(record, output_tokens),
@@ -203,6 +213,22 @@ class RecordedTraceWriter:
     def _write(self, record: dict[str, Any]) -> None:
         self._stream.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
         self._stream.flush()
+
+
+def _output_block_ids(
+    record: Mapping[str, Any], input_tokens: int, output_tokens: int, block_tokens: int
+) -> BlockIds | None:
+    if "out_ids" not in record:
+        return None
+    ids = as_block_ids(record["out_ids"], "out_ids")
+    filled = (input_tokens + output_tokens) // block_tokens - input_tokens // block_tokens
+    if len(ids) != filled:
+        raise RecordError(
+            TraceProblem.IDS_CONTRADICT_LENGTH,
+            f"out_ids holds {len(ids)} ids; an output of {output_tokens} tokens after "
+            f"{input_tokens} fills {filled} further blocks of {block_tokens}",
+        )
+    return ids
 
 
 def _output_tokens_max(record: Mapping[str, Any], output_tokens: int) -> int | None:

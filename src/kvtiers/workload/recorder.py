@@ -24,7 +24,8 @@ class TraceRecorder:
     """Writes each request once it and all that arrived before it have ended.
 
     `begin` must be called in order of arrival. A request that fails, or that holds up more than
-    `held_max` others, is left out and counted in `left_out`; the others in `written`, once they are.
+    `held_max` others, is left out and counted in `left_out`; the others count in `written`, once
+    they are.
     """
 
     def __init__(self, writer: RecordedTraceWriter, held_max: int = HELD_MAX) -> None:

@@ -19,6 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+LENGTH_TOKENS_MAX = 100_000_000
+"""No prompt, output or block is longer; a larger number is bytes, or damaged."""
+
 BlockIds: TypeAlias = npt.NDArray[np.int64]
 """Ids of a prompt's blocks, first to last; any int64 values, equal exactly for equal prefixes."""
 
@@ -109,7 +112,7 @@ def required(record: Mapping[str, Any], name: str) -> Any:
 
 
 def as_count(value: Any, name: str, *, at_least: int) -> int:
-    """A whole number of tokens, at least `at_least`; raises `RecordError`."""
+    """A whole number of tokens, from `at_least` to `LENGTH_TOKENS_MAX`; raises `RecordError`."""
     if type(value) is not int:
         raise RecordError(TraceProblem.BAD_VALUE, f"{name} is {value!r}; it must be a whole number")
     if value < 0:
@@ -118,12 +121,33 @@ def as_count(value: Any, name: str, *, at_least: int) -> int:
         raise RecordError(
             TraceProblem.EMPTY_PROMPT, f"{name} is {value}; a request has at least {at_least} token"
         )
+    if value > LENGTH_TOKENS_MAX:
+        raise RecordError(
+            TraceProblem.BAD_VALUE,
+            f"{name} is {value:.3g}; no more than {LENGTH_TOKENS_MAX:,} tokens can be meant",
+        )
     return value
+
+
+def as_name(record: Mapping[str, Any], field: str) -> str | None:
+    """The name, or number, of a conversation or kind; None where a record has none (or -1)."""
+    value = record.get(field)
+    if value is None or value in (-1, "-1"):
+        return None
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise RecordError(
+        TraceProblem.BAD_VALUE, f"{field} is {value!r}; it must be a name or a number"
+    )
 
 
 def as_time(value: Any, name: str) -> float:
     """A finite time of at least 0, in the unit of the file; raises `RecordError`."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    try:
+        finite = type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond what a float can be
+        finite, value = False, math.inf
+    if not finite:
         raise RecordError(
             TraceProblem.BAD_VALUE, f"{name} is {value!r}; it must be a finite number"
         )
@@ -160,9 +184,17 @@ def as_block_ids(value: Any, name: str) -> BlockIds:
 
 
 def check_ids_against_length(
-    ids: BlockIds, input_tokens: int, block_tokens: int, *, whole_blocks_only: bool
+    ids: BlockIds,
+    input_tokens: int,
+    block_tokens: int,
+    *,
+    whole_blocks_only: bool,
+    says_block_itself: bool = False,
 ) -> None:
-    """Raise `RecordError` unless each block of the prompt has one id; suggest what would fit."""
+    """Raise `RecordError` unless each block of the prompt has one id.
+
+    Suggests the option that would fit, but not for a format that says its block itself.
+    """
     whole, rest = divmod(input_tokens, block_tokens)
     expected = whole if whole_blocks_only or not rest else whole + 1
     if len(ids) == expected:
@@ -177,7 +209,9 @@ def check_ids_against_length(
         for size in (1, 8, 16, 32, 64, 128, 256, 512, 1024)
         if size != block_tokens and len(ids) == -(-input_tokens // size)
     ]
-    if len(ids) == whole and rest and not whole_blocks_only:
+    if says_block_itself:
+        pass
+    elif len(ids) == whole and rest and not whole_blocks_only:
         message += "; if ids name whole blocks only, say so (--whole-blocks-only)"
     elif fitting:
         sizes = " or ".join(str(size) for size in fitting)
