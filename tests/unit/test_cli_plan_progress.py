@@ -2,7 +2,7 @@
 
 import io
 
-from kvtiers.cli.plan_progress import LINE_SECONDS, Lines
+from kvtiers.cli.plan_progress import LINE_SECONDS, Lines, Reached
 
 
 def test_a_line_at_the_beginning_now_and_then_and_at_the_end() -> None:
@@ -20,3 +20,14 @@ def test_a_line_at_the_beginning_now_and_then_and_at_the_end() -> None:
         "screening: 4 of 4 in 33 s",
         "full replays: 0 of 1 in 0 s",
     ]
+
+
+def test_what_an_interrupted_plan_loses_is_as_far_as_it_had_come() -> None:
+    reached = Reached()
+    told: list[tuple[str, int, int]] = []
+    report = reached.noting(lambda *words: told.append(words))
+    report("screening", 0, 65)
+    assert reached.lost == "no replay had ended"
+    report("screening", 3, 65)
+    assert reached.lost == "screening lost after 3 of 65"
+    assert told == [("screening", 0, 65), ("screening", 3, 65)]

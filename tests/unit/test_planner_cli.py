@@ -121,6 +121,20 @@ def test_a_replay_prints_tiers_times_links_and_that_the_machine_is_unvalidated(
     assert document["hits"]["tokens"]["host"] > 0
 
 
+def test_a_replay_prints_small_tiers_in_units_that_show_them(trace: Path) -> None:
+    text = run(f"replay {trace} --unit tokens --device 6400 --host 640000 --model smollm2-135m")
+    assert "23,040 bytes of KV per token, pages of 64 tokens (1.41 MiB)" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["device", "141", "MiB", "6,400", "100"] in rows
+    assert ["host", "13.7", "GiB", "640,000", "10,000"] in rows
+
+
+def test_blocks_are_the_traces_whatever_the_page(trace: Path) -> None:
+    line = f"replay {trace} --unit blocks --device 400 --model llama-3.1-8b --page-tokens 16 --json"
+    configuration = json.loads(run(line))["configuration"]
+    assert configuration["device_tokens"] == 400 * 64
+
+
 def test_a_replay_in_time_needs_a_model_and_finite_tiers(trace: Path) -> None:
     with pytest.raises(ConfigError, match="--model NAME"):
         run(f"replay {trace} --device 20")
@@ -163,7 +177,7 @@ def test_plan_answers_in_words_and_writes_its_report(trace: Path, tmp_path: Path
         ("", "--model NAME"),
         ("--model llama-3.1-8b --ttft-p95 soon", "is not a time"),
         ("--model llama-3.1-405b", "give more --devices"),
-        ("--model llama-3.1-8b --hit-ratio 7", "is not in"),
+        ("--model llama-3.1-8b --hit-ratio 7", "--hit-ratio 0.3 for 30 %"),
     ],
 )
 def test_plan_refuses_what_makes_no_sense(trace: Path, options: str, message: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvtiers.errors import ConfigError, TraceError
 from kvtiers.planner.columns import TraceColumns, previous_reference
 from kvtiers.planner.curve import (
+    DEFAULT_CAPACITIES_MIN,
     Definition,
     curve_of_positions,
     default_capacities,
@@ -21,7 +22,14 @@ from kvtiers.planner.curve import (
 from kvtiers.planner.dominance import count_earlier_smaller, sum_earlier_smaller
 from kvtiers.planner.sample import sampled_curve
 from kvtiers.planner.stack_distance import never, stack_positions
-from kvtiers.planner.units import CapacityScale, CapacityUnit, parse_capacities
+from kvtiers.planner.units import (
+    GIB,
+    CapacityScale,
+    CapacityUnit,
+    enough_text,
+    parse_capacities,
+    size_text,
+)
 from kvtiers.types import Retention, Tier
 from kvtiers.workload import SynthesisSpec, TraceRequest, synthesise
 
@@ -221,3 +229,40 @@ def test_default_capacities_span_the_rise_of_the_curve(made_up: TraceColumns) ->
     assert capacities == sorted(capacities)
     assert capacities[-1] == math.inf
     assert all(c <= 64 * curve.saturated_at_blocks for c in capacities[:-1])
+
+
+@pytest.mark.parametrize("requests", [4, 8, 30])
+def test_a_tiny_trace_gets_capacities_of_its_own_size(requests: int) -> None:
+    spec = SynthesisSpec(requests, seed=1, block_tokens=512, chat=1, agent=0, rag=0)
+    turns = list(synthesise(spec))
+    curve = exact_curve(TraceColumns.load([*turns, *turns]))
+    capacities = default_capacities(curve, units_per_block=512)
+    assert min(DEFAULT_CAPACITIES_MIN, curve.saturated_at_blocks) < len(capacities) < 20
+    assert all(curve.hit_ratio(c / 512) > 0 for c in capacities)
+
+
+def test_a_trace_without_reuse_has_one_capacity() -> None:
+    curve = exact_curve(TraceColumns.load(list(synthesise(SynthesisSpec(1)))))
+    assert default_capacities(curve, units_per_block=16) == [math.inf]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (23_040, "22.5 KiB"),
+        (92_160_000, "87.9 MiB"),
+        (1.5 * GIB, "1.5 GiB"),
+        (4096 * GIB, "4,096 GiB"),
+        (math.inf, "inf"),
+    ],
+)
+def test_sizes_are_told_in_the_largest_unit_of_which_there_is_one(
+    size_bytes: float, text: str
+) -> None:
+    assert size_text(size_bytes) == text
+
+
+def test_what_is_enough_is_never_rounded_down() -> None:
+    assert [enough_text(v) for v in (0.001953125, 2.0, 63.01)] == ["0.00196", "2", "63.1"]

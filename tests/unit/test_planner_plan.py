@@ -1,24 +1,29 @@
 """The plan: what the curve excludes, what is chosen, and that words and report tell the numbers."""
 
 import json
+import multiprocessing
+import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from kvtiers.errors import ConfigError
 from kvtiers.planner.advice import advise, as_text
 from kvtiers.planner.columns import TraceColumns
-from kvtiers.planner.evaluate import Evaluation, Setting
+from kvtiers.planner.evaluate import Evaluation, Pool, Setting
 from kvtiers.planner.machines import machine_of_table
 from kvtiers.planner.models import MODELS
 from kvtiers.planner.plan import (
     FINALISTS_MAX,
     Plan,
     Space,
+    TraceFacts,
     choose,
     choose_finalists,
     front,
@@ -116,6 +121,36 @@ def test_every_configuration_is_kept_or_excluded_for_a_reason(bound: Bound) -> N
     assert len(pruned.kept) + sum(pruned.excluded.values()) == pruned.considered
     assert pruned.excluded[Excluded.NOTHING_GAINED] > 0
     assert pruned.kept[0].host_gib == 0
+
+
+def test_small_tiers_are_looked_at_in_steps_of_their_own_size(bound: Bound) -> None:
+    device, page = bound.saturated_gib / 16, 1 / 128
+    sizes = sizes_for(bound, device, 4096.0, page)
+    assert len(sizes) > 4
+    assert device / 4 < sizes[1] <= device / 2
+    assert min(sizes_for(bound, 2 * page, 4096.0, page)[1:]) >= page
+    assert min(storage_sizes_for(bound, page, 4096.0, page)[1:]) >= page
+
+
+def test_a_burst_says_nothing_of_a_rate(columns: TraceColumns) -> None:
+    setting = Setting(MODEL, machine_of_table("h200", MODEL), page_tokens=64)
+    burst = replace(columns, arrival_seconds=np.zeros(columns.requests))
+    assert TraceFacts.of("burst", burst, setting).prefill_share == 0
+    assert TraceFacts.of("spread", columns, setting).prefill_share > 0
+
+
+def test_workers_that_are_killed_end_the_plan_in_words(columns: TraceColumns) -> None:
+    setting = Setting(MODEL, machine_of_table("h200", MODEL), page_tokens=64)
+    candidates = candidates_for(16.0, [0.0, 32.0, 64.0], [0.0])
+
+    def replay_and_kill() -> None:
+        with Pool(columns, setting, 1) as pool:
+            for _ in pool.map(candidates, full=False):
+                for worker in multiprocessing.active_children():
+                    os.kill(worker.pid or 0, signal.SIGKILL)
+
+    with pytest.raises(ConfigError, match="fewer --processes"):
+        replay_and_kill()
 
 
 def test_what_the_bound_rules_out_is_excluded_and_the_base_is_kept(bound: Bound) -> None:

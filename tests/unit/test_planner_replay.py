@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kvtiers.errors import ConfigError, UnknownName
@@ -185,6 +186,16 @@ def test_a_request_that_can_never_fit_is_refused_and_counted(columns: TraceColum
 # ------------------------------------------------------------------------- machines and models
 
 
+def test_the_last_request_does_not_count_as_one_that_waited_for_it() -> None:
+    def arriving(seconds: float, first_id: int) -> TraceRequest:
+        return TraceRequest(seconds, 64, 1, np.array([first_id]), 64)
+
+    apart = TraceColumns.load([arriving(0.0, 1), arriving(100.0, 2)])
+    assert replay(apart, config(100)).waiting_at_last_arrival == 0
+    together = TraceColumns.load([arriving(0.0, n) for n in range(5)])
+    assert replay(together, config(100)).waiting_at_last_arrival == 4
+
+
 def test_a_machine_of_the_table_is_unvalidated_and_a_calibrated_one_says_its_source(
     tmp_path,
 ) -> None:
@@ -197,12 +208,14 @@ def test_a_machine_of_the_table_is_unvalidated_and_a_calibrated_one_says_its_sou
     path = tmp_path / "ours.json"
     path.write_text(json.dumps(calibration_document(measured)))
     assert find_machine(str(path), MODEL) == measured
+    unnamed = path.rename(tmp_path / "ours")
+    assert find_machine(str(unnamed), MODEL) == measured, "whatever its ending"
     with pytest.raises(ConfigError, match="was not measured"):
         calibration_document(machine)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"kvtiers_calibration": 9}', '{"kvtiers_calibration": 1}']
+    "content", ["", "[]", "{}", '{"kvtiers_calibration": 9}', '{"kvtiers_calibration": 1}']
 )
 def test_a_bad_calibration_is_refused_by_name(tmp_path, content: str) -> None:
     path = tmp_path / "bad.json"

@@ -22,6 +22,7 @@ import typer
 from kvtiers.errors import KvtiersError
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def _attach(app: typer.Typer, command: Command) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exits 0, 1 for a failure, 2 for a wrong call or setting."""
+    """Entry point. Exits 0, 1 for a failure, 2 for a wrong call or setting, 130 for Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     wanted = [word for word in arguments if not word.startswith("-")][:1]
     try:
@@ -97,6 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         extra = next((c.extra for c in COMMANDS if c.name in wanted), None) or "serve"
         _fail(f"'{' '.join(wanted)}' needs {error.name}: pip install 'kvtiers[{extra}]'")
+    except KeyboardInterrupt:  # while the command was loaded: none has begun yet
+        print("kvtiers: interrupted; nothing had begun", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED) from None
     except KvtiersError as error:
         if "KVTIERS_TRACEBACK" in os.environ:
             raise

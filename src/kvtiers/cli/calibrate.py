@@ -10,16 +10,24 @@ from urllib.parse import urlsplit
 
 import typer
 
+from kvtiers.cli.checks import check_output, check_whole
+from kvtiers.cli.endings import ends_in_words, write_output
+from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.errors import ConfigError
 from kvtiers.planner.calibrate import LINKS, Experiment
 from kvtiers.planner.calibrate import calibrate as measure
 from kvtiers.planner.machines import Machine, calibration_document
 from kvtiers.planner.served import HttpServed
 
+_VOCAB_TOKENS_MIN = 11
+"""Prompts leave the first ten ids out: they are special in most vocabularies."""
 
+
+@ends_in_words
+@with_option_groups
 def calibrate(
     url: Annotated[str, typer.Argument(help="A live server, e.g. http://127.0.0.1:8000.")],
-    out: Annotated[Path, typer.Option(help="Calibration file to write, ending in .json.")] = Path(
+    out: Annotated[Path, typer.Option(help="Calibration file to write.")] = Path(
         "calibration.json"
     ),
     lengths: Annotated[
@@ -51,19 +59,26 @@ def calibrate(
     `kvtiers validate` says how well it predicts. Links over which nothing came back are taken from
     the server's own probe (host to device) or from the way down (storage): see --flush.
     """
+    check_output(out, "--out")
+    check_whole(1, repeats=repeats)
+    check_whole(_VOCAB_TOKENS_MIN, vocab_tokens=vocab_tokens)
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"'{url}' is not the address of a server; write http://HOST:PORT")
     try:
         sizes = [int(part) for part in lengths.split(",")]
     except ValueError:
-        raise ConfigError(f"lengths '{lengths}' are not whole numbers with commas") from None
+        raise ConfigError(
+            f"--lengths '{lengths}' are not whole numbers with commas; write for example 16,128,512"
+        ) from None
     seed = time.time_ns() % (1 << 32)
     experiment = Experiment(sizes, vocab_tokens, repeats, seed, flush=flush)
     server = HttpServed(url.rstrip("/"), api_key, admin_key)
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     machine = measure(server, experiment, urlsplit(url).netloc, f"{when} UTC at {url}")
-    out.write_text(json.dumps(calibration_document(machine), indent=2) + "\n")
-    typer.echo(f"{described(machine)}\nwritten to {out}")
+    typer.echo(described(machine))
+    text = json.dumps(calibration_document(machine), indent=2) + "\n"
+    write_output(out, text, "--out", rest=f"its content, to be saved elsewhere:\n{text}")
+    typer.echo(f"written to {out}")
 
 
 def described(machine: Machine) -> str:

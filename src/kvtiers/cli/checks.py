@@ -26,7 +26,25 @@ def check_sizes(**sizes: float | None) -> None:
     """`ConfigError` for a size that is negative or infinite; None is one that was not given."""
     for name, value in sizes.items():
         if value is not None and not 0 <= value < math.inf:
-            raise ConfigError(f"{flag_of(name)} is {value}; it must be a finite number, 0 or more")
+            raise ConfigError(
+                f"{flag_of(name)} is {value:g}; it must be a finite number, 0 or more"
+            )
+
+
+def check_positive(**numbers: float | None) -> None:
+    """`ConfigError` for a number that is not above 0 and finite; None is one not given."""
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{flag_of(name)} is {value:g}; it must be a finite number above 0")
+
+
+def check_whole(at_least: int, **numbers: int | None) -> None:
+    """`ConfigError` for a whole number below `at_least`; None is one that was not given."""
+    for name, value in numbers.items():
+        if value is not None and value < at_least:
+            raise ConfigError(
+                f"{flag_of(name)} is {value}; it must be a whole number, {at_least} or more"
+            )
 
 
 def check_output(path: Path | None, flag: str) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtiers.cli.checks import check_output
+from kvtiers.cli.checks import check_output, check_whole
+from kvtiers.cli.endings import ends_in_words, write_output
 from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.trace_options import (
     JsonOption,
@@ -37,6 +38,7 @@ from kvtiers.types import Retention, Tier
 _PLOT_POINTS = 400
 
 
+@ends_in_words
 @with_option_groups
 def curve(
     trace: TraceArgument,
@@ -48,7 +50,7 @@ def curve(
         CapacityUnit, typer.Option(help="Unit of capacities, given and printed.")
     ] = CapacityUnit.TOKENS,
     capacities: Annotated[
-        str | None, typer.Option(help="Comma-separated, inf allowed; default: a 1-2-5 series.")
+        str | None, typer.Option(help="Comma-separated, inf allowed; default: as the trace needs.")
     ] = None,
     device: Annotated[
         float | None, typer.Option(help="Device capacity: what each tier would hit.")
@@ -73,6 +75,11 @@ def curve(
     exclusive retention.
     """
     check_output(plot, "--plot")
+    check_whole(0, seed=seed)
+    if sample is not None and not 0 < sample <= 1:
+        raise ConfigError(
+            f"--sample is {sample:g}; it is a share, above 0 and at most 1, for example 0.1"
+        )
     tiers = _tiers(device, host, storage)
     asked = parse_capacities(capacities) if capacities is not None else None
     columns = reading.load(trace)
@@ -89,7 +96,8 @@ def curve(
     else:
         _print(result, scale, asked, tiers, columns)
     if plot is not None:
-        plot.write_text(_chart(result, scale, trace.name).svg())
+        picture = _chart(result, scale, trace.name).svg()
+        write_output(plot, picture, "--plot", rest="the curve is above")
         if not json:
             typer.echo(f"\nwritten to {plot}")
 
@@ -102,7 +110,7 @@ def _tiers(
     given = ((Tier.DEVICE, device), (Tier.HOST, host), (Tier.STORAGE, storage))
     for tier, capacity in given:
         if capacity is not None and capacity < 0:
-            raise ConfigError(f"--{tier} is {capacity}; a capacity is 0 or more")
+            raise ConfigError(f"--{tier} is {capacity:g}; a capacity is 0 or more")
     return [(tier, capacity) for tier, capacity in given if capacity is not None]
 
 
@@ -183,7 +191,10 @@ def _print(
             row.append(f"{200 * result.standard_error(scale.blocks(capacity)):.2f}")
     print_table(header, rows)
     saturation = _text(scale.capacity(result.saturated_at_blocks))
-    typer.echo(f"\nno capacity above {saturation} {scale.unit} finds more")
+    if result.saturated_at_blocks:
+        typer.echo(f"\nno capacity above {saturation} {scale.unit} finds more")
+    else:
+        typer.echo("\nno block of this trace is used again, so no capacity finds anything")
     if tiers:
         typer.echo("")
         _print_tiers(result, scale, tiers)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from kvtiers.cli.checks import check_positive, check_sizes, check_whole
 from kvtiers.errors import ConfigError
-from kvtiers.planner.machines import Machine, find_machine
+from kvtiers.planner.machines import ACCELERATORS, Machine, find_machine
 from kvtiers.planner.models import ModelShape, model_shape
 from kvtiers.transfer.virtual import Link
 
@@ -16,10 +17,16 @@ _PANEL = "The machine"
 
 MachineOption = Annotated[
     str,
-    typer.Option(help="A machine of the table, or a calibration file.", rich_help_panel=_PANEL),
+    typer.Option(
+        help="A machine of the table, or the path of a file that kvtiers calibrate wrote.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 DevicesOption = Annotated[
-    int, typer.Option(help="Accelerators that serve the model together.", rich_help_panel=_PANEL)
+    int,
+    typer.Option(
+        help="Accelerators of the table that serve the model together.", rich_help_panel=_PANEL
+    ),
 ]
 LinkOption = Annotated[
     float | None,
@@ -44,7 +51,7 @@ PageTokensOption = Annotated[
     typer.Option(help="Tokens per page; default: 64, or the trace's block where that is less."),
 ]
 SpeedOption = Annotated[
-    float, typer.Option(help="Let requests arrive this much faster than the trace says.")
+    float, typer.Option(help="Let requests arrive this many times as fast; below 1: slower.")
 ]
 
 
@@ -59,6 +66,16 @@ class MachineFlags:
     storage_write_gbps: StorageWriteOption = None
     storage_latency_ms: StorageLatencyOption = None
 
+    def check(self) -> None:
+        """`ConfigError` for a number that no machine has."""
+        check_whole(1, devices=self.devices)
+        check_positive(
+            link_gbps=self.link_gbps,
+            storage_read_gbps=self.storage_read_gbps,
+            storage_write_gbps=self.storage_write_gbps,
+        )
+        check_sizes(storage_latency_ms=self.storage_latency_ms)
+
     def with_model(self, model: str | None) -> tuple[ModelShape, Machine]:
         """The model of that name and the machine; flags replace what the table says."""
         if model is None:
@@ -66,8 +83,14 @@ class MachineFlags:
                 "a replay in virtual time needs --model NAME or --model CONFIG.JSON to know what a "
                 "token costs"
             )
+        self.check()
         shape = model_shape(model)
         found = find_machine(self.machine, shape, self.devices)
+        if self.machine not in ACCELERATORS and self.devices != 1:
+            raise ConfigError(
+                f"--devices {self.devices} does not apply to the calibration {self.machine}: it "
+                "was measured on all devices of its server together; leave --devices out"
+            )
         if self.link_gbps is not None:
             latency = found.device_to_host.latency_seconds
             found = found.with_links(Link(self.link_gbps * 1e9, latency))

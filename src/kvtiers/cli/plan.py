@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvtiers.cli.checks import check_output, check_sizes
+from kvtiers.cli.checks import check_output, check_positive, check_sizes, check_whole
+from kvtiers.cli.endings import end_interrupted, ends_in_words, write_output
 from kvtiers.cli.machine_options import (
     MachineFlags,
     PageTokensOption,
@@ -16,7 +18,7 @@ from kvtiers.cli.machine_options import (
     page_tokens_of,
 )
 from kvtiers.cli.option_groups import with_option_groups
-from kvtiers.cli.plan_progress import plan_progress
+from kvtiers.cli.plan_progress import Reached, plan_progress
 from kvtiers.cli.trace_options import (
     JsonOption,
     ModelOption,
@@ -33,26 +35,37 @@ from kvtiers.planner.plan import Space, make_plan
 from kvtiers.planner.plan_json import plan_document
 from kvtiers.planner.report import html_report
 from kvtiers.planner.search import Prices, Target
-from kvtiers.planner.units import GIB, parse_capacities
+from kvtiers.planner.units import GIB, enough_text, gib_text, parse_capacities
 
 _TARGET, _SPACE = "The target", "What to look at"
 
 
+@ends_in_words
 @with_option_groups
 def plan(
     trace: TraceArgument,
     *,
     ttft_p95: Annotated[
         str | None,
-        typer.Option(help="Wanted TTFT, e.g. 1.5s or 800ms.", rich_help_panel=_TARGET),
+        typer.Option(
+            help="Wanted TTFT p95, e.g. 1.5s or 800ms: the cheapest that reaches it.",
+            rich_help_panel=_TARGET,
+        ),
     ] = None,
     hit_ratio: Annotated[
         float | None,
-        typer.Option(help="Wanted share of prompt tokens found.", rich_help_panel=_TARGET),
+        typer.Option(
+            help="Wanted share of prompt tokens found, above 0 to 1: the cheapest that reaches it.",
+            rich_help_panel=_TARGET,
+        ),
     ] = None,
     budget_gib: Annotated[
         float | None,
-        typer.Option(help="GiB of host memory, or storage worth it.", rich_help_panel=_TARGET),
+        typer.Option(
+            help="At most so many GiB of host memory, or storage worth it. Alone: the soonest "
+            "answers; with --ttft-p95 or --hit-ratio: the cheapest within it that reaches those.",
+            rich_help_panel=_TARGET,
+        ),
     ] = None,
     device_gib: Annotated[
         float | None,
@@ -78,7 +91,7 @@ def plan(
         typer.Option(help="A GiB of storage in GiB of host memory.", rich_help_panel=_SPACE),
     ] = Prices().storage_per_gib,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Replays at a time; default: the cores.")
+        int | None, typer.Option(help="Replays at a time, 1 or more; default: the cores.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the report as an HTML file.")] = None,
     page_tokens: PageTokensOption = None,
@@ -92,10 +105,15 @@ def plan(
 
     The exact curve excludes what cannot be the answer, replays of the whole trace rank the rest,
     and full replays of the best decide. Without a target: the cheapest that is within 10 % of the
-    best TTFT.
+    best TTFT p95. With several: the cheapest that reaches all of them; where none does, the one
+    within the budget that comes closest, and the answer says so.
     """
     check_output(report, "--report")
-    check_sizes(device_gib=device_gib, host_max_gib=host_max_gib, storage_max_gib=storage_max_gib)
+    check_whole(1, processes=processes, page_tokens=page_tokens)
+    check_positive(device_gib=device_gib, budget_gib=budget_gib, speed=speed)
+    check_sizes(
+        host_max_gib=host_max_gib, storage_max_gib=storage_max_gib, storage_price=storage_price
+    )
     target = Target(
         ttft_p95_seconds=_seconds(ttft_p95) if ttft_p95 is not None else None,
         hit_ratio=hit_ratio,
@@ -106,31 +124,63 @@ def plan(
         device_gib=device_gib if device_gib is not None else _device_gib(machine, shape),
         host_max_gib=host_max_gib,
         storage_max_gib=storage_max_gib,
-        host_sizes=parse_capacities(host_sizes) if host_sizes is not None else None,
-        storage_sizes=parse_capacities(storage_sizes) if storage_sizes is not None else None,
+        host_sizes=_sizes(host_sizes, "--host-sizes"),
+        storage_sizes=_sizes(storage_sizes, "--storage-sizes"),
     )
     columns = reading.load(trace)
     setting = Setting(shape, found, page_tokens_of(page_tokens, columns.block_tokens), speed)
-    with plan_progress() as progress:
-        result = make_plan(
-            columns,
-            setting,
-            space,
-            target,
-            Prices(storage_per_gib=storage_price),
-            name=trace.name,
-            processes=processes or os.cpu_count() or 1,
-            progress=progress,
-        )
-    if report is not None:
-        report.write_text(html_report(result), encoding="utf-8")
+    _check_pages_fit(space, setting.screening(columns.block_tokens))
+    reached = Reached()
+    try:
+        with plan_progress() as told:
+            result = make_plan(
+                columns,
+                setting,
+                space,
+                target,
+                Prices(storage_per_gib=storage_price),
+                name=trace.name,
+                processes=processes or os.cpu_count() or 1,
+                progress=reached.noting(told),
+            )
+    except KeyboardInterrupt:
+        report_too = "" if report is None else f" and {report} was not written"
+        end_interrupted(f"{reached.lost}: there is no answer{report_too}")
     if json:
         print_json(plan_document(result))
-        return
-    typer.echo(f"{shape.name} on {found.name} ({found.status})\n")
-    typer.echo(as_text(advise(result)))
+    else:
+        typer.echo(f"{shape.name} on {found.name} ({found.status})\n")
+        typer.echo(as_text(advise(result)))
     if report is not None:
-        typer.echo(f"\nreport written to {report}")
+        write_output(report, html_report(result), "--report", rest="the answer is above")
+        if not json:
+            typer.echo(f"\nreport written to {report}")
+
+
+def _sizes(text: str | None, flag: str) -> list[float] | None:
+    if text is None:
+        return None
+    sizes = parse_capacities(text, flag)
+    if any(math.isinf(size) for size in sizes):
+        raise ConfigError(f"{flag} has an infinite size; a plan compares finite ones, in GiB")
+    return sizes
+
+
+def _check_pages_fit(space: Space, setting: Setting) -> None:
+    """`ConfigError` for a tier that cannot hold a page as large as those that screening replays."""
+    given = [
+        ("--device-gib", space.device_gib),
+        ("--host-max-gib", space.host_max_gib),
+        ("--storage-max-gib", space.storage_max_gib),
+        *(("--host-sizes", size) for size in space.host_sizes or ()),
+        *(("--storage-sizes", size) for size in space.storage_sizes or ()),
+    ]
+    for flag, size in given:
+        if 0 < size < setting.page_gib:
+            raise ConfigError(
+                f"{flag} {size:g}: a page of {setting.page_tokens} tokens of {setting.model.name} "
+                f"takes {gib_text(setting.page_gib)}; give at least {enough_text(setting.page_gib)}"
+            )
 
 
 def _seconds(text: str) -> float:
@@ -141,9 +191,14 @@ def _seconds(text: str) -> float:
     elif number.endswith("s"):
         number = number[:-1]
     try:
-        return float(number) * factor
+        seconds = float(number) * factor
     except ValueError:
-        raise ConfigError(f"'{text}' is not a time; write for example 1.5s or 800ms") from None
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"--ttft-p95 '{text}' is not a time above 0; write for example 1.5s or 800ms"
+        )
+    return seconds
 
 
 def _device_gib(flags: MachineFlags, model: ModelShape) -> float:
@@ -158,6 +213,7 @@ def _device_gib(flags: MachineFlags, model: ModelShape) -> float:
     if left < 1:
         raise ConfigError(
             f"{devices} x {machine} has {chip.memory_gib * devices:.0f} GiB and the weights of "
-            f"{model.name} take {model.weight_bytes / GIB:.0f}; give more --devices"
+            f"{model.name} take {model.weight_bytes / GIB:.0f}; give more "
+            "--devices, or --device-gib"
         )
     return round(left, 1)

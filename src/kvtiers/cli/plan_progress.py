@@ -27,6 +27,23 @@ from kvtiers.planner.plan import Progress as Report
 LINE_SECONDS = 30.0
 
 
+class Reached:
+    """How far a plan has come, for what is said of one that is interrupted."""
+
+    def __init__(self) -> None:
+        self.lost = "no replay had ended"
+
+    def noting(self, told: Report) -> Report:
+        """What passes on what it is told, and notes it here."""
+
+        def report(phase: str, done: int, of: int) -> None:
+            if done:
+                self.lost = f"{phase} lost after {done:,} of {of:,}"
+            told(phase, done, of)
+
+        return report
+
+
 @contextmanager
 def plan_progress() -> Iterator[Report]:
     """Yields what a plan is to call after each replay."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from typing import Annotated, Any
 
 import typer
 
+from kvtiers.cli.checks import check_positive, check_sizes, check_whole
+from kvtiers.cli.endings import ends_in_words
 from kvtiers.cli.machine_options import (
     MachineFlags,
     PageTokensOption,
@@ -30,7 +33,7 @@ from kvtiers.planner.logical import STAGING, LogicalResult, replay_logically
 from kvtiers.planner.replay import ReplayConfig
 from kvtiers.planner.replay import replay as replay_in_time
 from kvtiers.planner.summary import summarise
-from kvtiers.planner.units import CapacityScale, CapacityUnit
+from kvtiers.planner.units import CapacityScale, CapacityUnit, enough_text
 from kvtiers.types import (
     CacheConfig,
     PoolSpec,
@@ -41,6 +44,7 @@ from kvtiers.types import (
 )
 
 
+@ends_in_words
 @with_option_groups
 def replay(
     trace: TraceArgument,
@@ -50,7 +54,9 @@ def replay(
     storage: Annotated[float, typer.Option(help="Size of storage, inf allowed; 0: none.")] = 0.0,
     unit: Annotated[
         CapacityUnit | None,
-        typer.Option(help="Unit of sizes; default gib, and blocks with --logical."),
+        typer.Option(
+            help="Unit of sizes (blocks: of the trace); default gib, and blocks with --logical."
+        ),
     ] = None,
     logical: Annotated[
         bool, typer.Option("--logical", help="Decisions only: no time, one request at a time.")
@@ -81,7 +87,10 @@ def replay(
     calibrated is printed as unvalidated. With --logical only the cache's decisions are replayed:
     serial, prompts only, copies instantaneous, the partial last block a page, last-token rule off.
     """
-    columns = reading.load(trace)
+    _check_tiers(device, host, storage, retention, write_policy)
+    check_whole(1, page_tokens=page_tokens)
+    check_positive(speed=speed)
+    kv_bytes = kv_bytes_of(model, kv_bytes_per_token)
     policies: dict[str, Any] = {
         "write_policy": write_policy,
         "retention": retention,
@@ -90,15 +99,12 @@ def replay(
         "prefetch_policy": prefetch_policy,
     }
     if logical:
-        scale = CapacityScale(
-            unit or CapacityUnit.BLOCKS,
-            columns.block_tokens,
-            kv_bytes_of(model, kv_bytes_per_token),
-        )
+        _check_logical(storage, page_tokens, speed, machine)
+        columns = reading.load(trace)
+        scale = CapacityScale(unit or CapacityUnit.BLOCKS, columns.block_tokens, kv_bytes)
         config = CacheConfig(
-            device_pages=int(scale.blocks(device)),
-            host_pages=int(scale.blocks(host)),
-            storage=storage > 0,
+            device_pages=_pages(scale, "--device", device),
+            host_pages=_pages(scale, "--host", host),
             **policies,
         )
         result = replay_logically(columns, config)
@@ -108,17 +114,18 @@ def replay(
             print_logical(result, config)
         return
 
-    kv_bytes_of(model, kv_bytes_per_token)  # not both
     shape, found = machine.with_model(model)
+    columns = reading.load(trace)
     size = page_tokens_of(page_tokens, columns.block_tokens)
+    if unit is CapacityUnit.BLOCKS:  # the trace's, which are not pages
+        unit = CapacityUnit.TOKENS
+        device, host, storage = (n * columns.block_tokens for n in (device, host, storage))
     scale = CapacityScale(unit or CapacityUnit.GIB, size, shape.kv_bytes_per_token)
-    if math.isinf(device) or math.isinf(host):
-        raise ConfigError("device and host need finite sizes in a replay; only storage may be inf")
     pool = PoolSpec("kv", shape.kv_bytes_per_token * size)
     cache = CacheConfig(
-        device_pages=int(scale.blocks(device)),
-        host_pages=int(scale.blocks(host)),
-        storage=storage > 0,
+        device_pages=_pages(scale, "--device", device),
+        host_pages=_pages(scale, "--host", host),
+        storage=_pages(scale, "--storage", storage) > 0,
         page_tokens=size,
         pools=(pool,),
         **policies,
@@ -140,6 +147,62 @@ def replay(
         print_json(outcome)
     else:
         print_replay(outcome, shape.name)
+
+
+def _check_tiers(
+    device: float, host: float, storage: float, retention: Retention, write_policy: WritePolicy
+) -> None:
+    """`ConfigError` for tiers that no cache has, in the words of the options."""
+    if math.isinf(device) or math.isinf(host):
+        raise ConfigError(
+            "--device and --host need finite sizes in a replay; only --storage may be inf"
+        )
+    check_positive(device=device)
+    check_sizes(host=host)
+    if storage < 0:
+        raise ConfigError(f"--storage is {storage:g}; it must be 0 or more, inf allowed")
+    if storage > 0 and not host:
+        raise ConfigError(
+            "--storage is reached through the host tier: give --host as well, or leave --storage "
+            "out"
+        )
+    if retention is Retention.EXCLUSIVE and write_policy is not WritePolicy.WRITE_BACK:
+        raise ConfigError(
+            f"--retention exclusive with --write-policy {write_policy} would throw away host "
+            "copies just before the device drops the pages; give --write-policy write_back or "
+            "--retention inclusive"
+        )
+
+
+def _check_logical(
+    storage: float, page_tokens: int | None, speed: float, machine: MachineFlags
+) -> None:
+    """`ConfigError` for options that need time, which a logical replay has not."""
+    without_meaning = {
+        "--storage": storage > 0,
+        "--page-tokens": page_tokens is not None,
+        "--speed": speed != 1.0,
+        "the options of the machine": machine != MachineFlags(),
+    }
+    given = [name for name, is_given in without_meaning.items() if is_given]
+    if given:
+        raise ConfigError(
+            f"--logical replays decisions without time, one page per block: {', '.join(given)} "
+            "cannot apply; leave that out, or --logical"
+        )
+
+
+def _pages(scale: CapacityScale, flag: str, size: float) -> int:
+    """Whole pages of a tier of this size; `ConfigError` for one that cannot hold any."""
+    if math.isinf(size):
+        return sys.maxsize
+    pages = int(scale.blocks(size))
+    if size > 0 and not pages:
+        raise ConfigError(
+            f"{flag} {size:g} ({scale.unit}) holds no page of {scale.block_tokens} tokens; give at "
+            f"least {enough_text(scale.units_per_block)}"
+        )
+    return pages
 
 
 def _logical_json(result: LogicalResult, config: CacheConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from kvtiers.cli.trace_options import print_table
 from kvtiers.planner.logical import STAGING, LogicalResult
-from kvtiers.planner.units import GIB
+from kvtiers.planner.units import decimal_text, size_text
 from kvtiers.types import CacheConfig, Retention
 
 
@@ -38,11 +38,11 @@ def print_replay(outcome: dict[str, Any], model_name: str) -> None:
     """A replay in virtual time."""
     machine, requests = outcome["machine"], outcome["requests"]
     typer.echo(f"{model_name} on {machine['name']} ({machine['status']})")
-    typer.echo(_tiers(outcome["configuration"]))
+    _print_tiers(outcome["configuration"])
     typer.echo(
         f"{requests['served']:,} of {requests['of']:,} requests served, "
         f"{requests['refused']:,} refused, {requests['retracted']:,} retractions, "
-        f"{requests['waiting_at_last_arrival']:,} waiting when the last one arrived\n"
+        f"{requests['waiting_at_last_arrival']:,} others waiting when the last one arrived\n"
     )
     hits = outcome["hits"]
     print_table(
@@ -98,7 +98,7 @@ def _print_links(outcome: dict[str, Any]) -> None:
     rows = [
         [
             name,
-            f"{link['bytes'] / GIB:,.1f}",
+            size_text(link["bytes"]),
             f"{link['mean_bytes_per_second'] / 1e9:.2f}",
             f"{link['peak_bytes_per_second'] / 1e9:.2f}",
             f"{link['ceiling_bytes_per_second'] / 1e9:.2f}",
@@ -107,12 +107,12 @@ def _print_links(outcome: dict[str, Any]) -> None:
         if link["bytes"]
     ]
     if rows:
-        print_table(["link", "GiB", "mean GB/s", "peak GB/s", "ceiling"], rows)
+        print_table(["link", "copied", "mean GB/s", "peak GB/s", "ceiling"], rows)
         typer.echo("")
     storage = outcome["storage"]
     if storage["written_bytes"]:
-        per_day = storage["written_bytes_per_day"] / (1 << 40)
-        typer.echo(f"storage is written {per_day:,.1f} TiB per day at this rate\n")
+        per_day = decimal_text(storage["written_bytes_per_day"])
+        typer.echo(f"storage is written {per_day} per day at this rate\n")
 
 
 def _print_losses(outcome: dict[str, Any]) -> None:
@@ -124,16 +124,27 @@ def _print_losses(outcome: dict[str, Any]) -> None:
         typer.echo("")
 
 
-def _tiers(configuration: dict[str, Any]) -> str:
-    parts = []
-    for tier in ("device", "host", "storage"):
-        size = configuration[f"{tier}_bytes"]
-        if size:
-            parts.append(f"{tier} {size if size == 'inf' else f'{size / GIB:,.1f} GiB'}")
-    return (
-        f"{', '.join(parts)}; {configuration['write_policy']}, {configuration['retention']}, "
-        f"pages of {configuration['page_tokens']} tokens"
+def _print_tiers(configuration: dict[str, Any]) -> None:
+    page_tokens, per_token = configuration["page_tokens"], configuration["kv_bytes_per_token"]
+    typer.echo(
+        f"{per_token:,} bytes of KV per token, pages of {page_tokens:,} tokens "
+        f"({size_text(per_token * page_tokens)}); "
+        f"{configuration['write_policy']}, {configuration['retention']}\n"
     )
+    rows = [
+        [tier, "inf", "inf", "inf"]
+        if (tokens := configuration[f"{tier}_tokens"]) == "inf"
+        else [
+            tier,
+            size_text(configuration[f"{tier}_bytes"]),
+            f"{tokens:,}",
+            f"{tokens // page_tokens:,}",
+        ]
+        for tier in ("device", "host", "storage")
+        if configuration[f"{tier}_bytes"]
+    ]
+    print_table(["tier", "size", "tokens", "pages"], rows)
+    typer.echo("")
 
 
 def _row(tier: str, capacity: int, hit_blocks: int, of: int) -> list[str]:

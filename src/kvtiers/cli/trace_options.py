@@ -14,7 +14,7 @@ from kvtiers.errors import ConfigError, ModelError
 from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.models import model_shape
 from kvtiers.workload import OnError, TraceOptions, TraceReader, open_trace
-from kvtiers.workload.chatlog import Message, TokenizeMessages
+from kvtiers.workload.chatlog import Message
 
 _PANEL = "The trace"
 
@@ -29,23 +29,30 @@ FormatOption = Annotated[
 ]
 BlockTokensOption = Annotated[
     int | None,
-    typer.Option(help="Tokens per block id, where not the format's own.", rich_help_panel=_PANEL),
+    typer.Option(
+        help="Tokens per block id, where not the format's own (not for recorded traces).",
+        rich_help_panel=_PANEL,
+    ),
 ]
 TimeUnitOption = Annotated[
     str | None,
-    typer.Option(help="s or ms, where not the format's own.", rich_help_panel=_PANEL),
+    typer.Option(
+        help="s or ms, where not the format's own (mooncake and qwen).", rich_help_panel=_PANEL
+    ),
 ]
 LocalIdsOption = Annotated[
     bool,
     typer.Option(
-        "--local-ids", help="Ids are unique within a chat_id only.", rich_help_panel=_PANEL
+        "--local-ids",
+        help="Ids are unique within a chat_id only (mooncake and qwen).",
+        rich_help_panel=_PANEL,
     ),
 ]
 WholeBlocksOption = Annotated[
     bool,
     typer.Option(
         "--whole-blocks-only",
-        help="The last, partial block of a prompt has no id.",
+        help="The last, partial block of a prompt has no id (mooncake and qwen).",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -61,7 +68,7 @@ IntervalOption = Annotated[
     float | None,
     typer.Option(
         "--interval",
-        help="Seconds between requests of a log without times.",
+        help="Seconds between requests of a chat log without times.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -91,6 +98,11 @@ class TraceFlags:
 
     def load(self, path: Path) -> TraceColumns:
         """The whole trace; says on stderr what was left out. Raises `TraceError`."""
+        if self.tokenizer is not None and not self.tokenizer.is_dir():
+            raise ConfigError(
+                f"--tokenizer {self.tokenizer}: there is no such directory; give one that holds a "
+                "tokenizer.json with a chat template"
+            )
         reader = open_trace(
             path,
             TraceOptions(
@@ -100,7 +112,7 @@ class TraceFlags:
                 local_ids=self.local_ids,
                 whole_blocks_only=self.whole_blocks_only,
                 on_error=self.on_error,
-                tokenize=_tokenizer(self.tokenizer) if self.tokenizer is not None else None,
+                tokenize=_Tokenizer(self.tokenizer) if self.tokenizer is not None else None,
                 interval_seconds=self.interval,
             ),
         )
@@ -143,20 +155,28 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
-def _tokenizer(directory: Path) -> TokenizeMessages:
-    from transformers import AutoTokenizer  # a chat log is the only trace that needs it
+class _Tokenizer:
+    """Tokenises messages; loaded at the first, since only a chat log has any."""
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{directory}: holds no tokenizer: {error}") from error
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._loaded: Any = None
 
-    def tokenize(messages: Sequence[Message]) -> Any:
-        return tokenizer.apply_chat_template(
+    def __call__(self, messages: Sequence[Message]) -> Any:
+        if self._loaded is None:
+            from transformers import AutoTokenizer
+
+            try:
+                self._loaded = AutoTokenizer.from_pretrained(
+                    str(self._directory), local_files_only=True
+                )
+            except (OSError, ValueError) as error:
+                raise ModelError(
+                    f"--tokenizer {self._directory}: holds no tokenizer that can be loaded: {error}"
+                ) from error
+        return self._loaded.apply_chat_template(
             [dict(message) for message in messages],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
         )
-
-    return tokenize

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvtiers.planner.evaluate import Evaluation
 from kvtiers.planner.plan import Plan
 from kvtiers.planner.screening import BEATEN
+from kvtiers.planner.units import decimal_text, gib_text
 
 OVERLOAD_WAITING = 50
 SHORT_TRACE_SECONDS = 4 * 3_600.0
@@ -42,7 +43,7 @@ def _what_to_buy(plan: Plan) -> tuple[str, ...]:
     candidate = choice.candidate
     verdict = (
         f"{candidate.sizes[0].upper()}{candidate.sizes[1:]} beside "
-        f"{candidate.device_gib:,.0f} GiB of device memory for KV, under {candidate.policy}: "
+        f"{gib_text(candidate.device_gib)} of device memory for KV, under {candidate.policy}: "
         f"{_percent(choice.hit_ratio)} of prompt tokens are found, "
         f"TTFT p95 is {_seconds(choice.ttft_p95_seconds)} (median "
         f"{_seconds(choice.ttft_p50_seconds)})."
@@ -64,7 +65,7 @@ def _steps(plan: Plan) -> tuple[str, ...]:
     for before, after in itertools.pairwise(steps):
         gained = after.hit_ratio - before.hit_ratio
         more = after.candidate.cost(plan.prices) - before.candidate.cost(plan.prices)
-        dearer = f", for {more:,.0f} GiB of host memory or its worth" if more else ""
+        dearer = f", for {gib_text(more)} of host memory or its worth" if more else ""
         sentences.append(
             f"To {_named(after)}{dearer}: hits {'+' if gained >= 0 else ''}"
             f"{100 * gained:.1f} points to "
@@ -118,10 +119,10 @@ def _policy(plan: Plan) -> tuple[str, ...]:
 def _traits(e: Evaluation) -> str:
     text = (
         f"{_percent(e.hit_ratio)} hits, TTFT p95 {_seconds(e.ttft_p95_seconds)}, "
-        f"{e.backed_up_bytes / 1e12:,.1f} TB copied to host"
+        f"{decimal_text(e.backed_up_bytes)} copied to host"
     )
     if e.written_bytes_per_day:
-        text += f", storage written {e.written_bytes_per_day / 1e12:,.1f} TB a day"
+        text += f", storage written {decimal_text(e.written_bytes_per_day)} a day"
     if e.lost_tokens:
         text += f", {e.lost_tokens:,} tokens lost unsaved"
     if e.regret_tokens:
@@ -153,10 +154,12 @@ def _limit(plan: Plan) -> tuple[str, ...]:
             f"without any cache and {_percent(least)} with an unbounded one. No memory makes up "
             f"for that; it takes at least {math.ceil(least)} of these machines."
         )
-    if choice.hit_ratio < 0.95 * ceiling:
+    if not ceiling:
+        sentences.append("No prompt of the trace begins like another: no memory finds anything.")
+    elif choice.hit_ratio < 0.95 * ceiling:
         sentences.append(
             f"Capacity: an unbounded cache could find {_percent(ceiling)}; it needs "
-            f"{plan.bound.saturated_gib:,.0f} GiB."
+            f"{gib_text(plan.bound.saturated_gib)}."
         )
     else:
         sentences.append(
@@ -243,7 +246,9 @@ def _seconds(seconds: float) -> str:
 
 def _duration(seconds: float) -> str:
     minutes = seconds / 60
-    return f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{max(1, round(minutes))} minutes"
+    if minutes < 1.5:
+        return f"{seconds:,.3g} seconds"
+    return f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{round(minutes)} minutes"
 
 
 def as_text(advice: Sequence[Advice]) -> str:

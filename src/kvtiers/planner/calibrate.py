@@ -122,7 +122,8 @@ class Experiment:
         if len(set(self.lengths)) < 3 or min(self.lengths) < 2:
             raise ConfigError(
                 f"prompt lengths {list(self.lengths)} are too few to tell step, token and "
-                "attention apart; give at least three different ones of 2 tokens or more"
+                "attention apart; give at least three different ones of 2 tokens or more "
+                "(--lengths)"
             )
 
     @property

@@ -21,6 +21,10 @@ from kvtiers.planner.dominance import FloatArray
 from kvtiers.planner.stack_distance import never, stack_positions
 from kvtiers.types import Retention, Tier
 
+DEFAULT_CAPACITIES_MIN = 6
+"""Fewer points than that do not show the shape of a curve."""
+_SERIES = ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))
+
 
 class Definition(StrEnum):
     """What is divided by what."""
@@ -147,12 +151,27 @@ def tier_shares(
 
 
 def default_capacities(curve: HitCurve, units_per_block: float) -> list[float]:
-    """1, 2, 5, 10, ... of a unit: from where the curve begins to rise to where it ends; `inf`."""
-    first = (curve.capacity_for(0.02 * curve.ceiling) or 1) * units_per_block
-    last = curve.saturated_at_blocks * units_per_block
+    """Round capacities from where the curve begins to rise to where it ends, and `inf`.
+
+    1, 2, 5, 10, ... of a unit; for a trace so small that few of these lie there, finer steps, or
+    each block that the curve has. A curve without hits has `inf` alone.
+    """
+    least_blocks = max(1, curve.capacity_for(0.02 * curve.ceiling) or 1)
+    last_blocks = curve.saturated_at_blocks
+    first, last = least_blocks * units_per_block, last_blocks * units_per_block
+    for factors in _SERIES:
+        steps = _round_steps(factors, first, last)
+        if len(steps) >= DEFAULT_CAPACITIES_MIN:
+            return [*steps, math.inf]
+    step = max(1, (last_blocks - least_blocks) // DEFAULT_CAPACITIES_MIN)
+    blocks = range(least_blocks, last_blocks + 1, step)
+    return [*(each * units_per_block for each in blocks), math.inf]
+
+
+def _round_steps(factors: Sequence[float], first: float, last: float) -> list[float]:
     steps: list[float] = []
     exponent = math.floor(math.log10(first))
     while 10.0**exponent <= last:
-        steps += [factor * 10.0**exponent for factor in (1, 2, 5)]
+        steps += [factor * 10.0**exponent for factor in factors]
         exponent += 1
-    return [step for step in steps if first <= step <= last] + [math.inf]
+    return [step for step in steps if first <= step <= last]

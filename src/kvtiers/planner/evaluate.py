@@ -15,16 +15,20 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 
+from kvtiers.errors import ConfigError
 from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.machines import Machine
 from kvtiers.planner.models import ModelShape
@@ -57,6 +61,11 @@ class Setting:
     speed: float = 1.0
     step_tokens: int = STEP_TOKENS
     """Positions in a step, and prompt positions among them."""
+
+    @property
+    def page_gib(self) -> float:
+        """What one page takes."""
+        return self.model.kv_bytes_per_token * self.page_tokens / GIB
 
     def screening(self, block_tokens: int) -> Setting:
         """The setting that a screening replays."""
@@ -184,10 +193,14 @@ def with_short_outputs(columns: TraceColumns) -> TraceColumns:
 
 
 class Pool:
-    """Processes that replay configurations of one trace. Use as a context manager."""
+    """Processes that replay configurations of one trace. Use as a context manager.
+
+    Left by an exception, an interrupt too, it ends them at once, in the middle of their replays.
+    """
 
     def __init__(self, columns: TraceColumns, setting: Setting, processes: int) -> None:
         self._processes = processes
+        self._not_ours = set(multiprocessing.active_children())
         self._executor = ProcessPoolExecutor(
             processes,
             # not fork: a progress bar's thread may hold a lock at that moment
@@ -199,7 +212,10 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            for process in set(multiprocessing.active_children()) - self._not_ours:
+                process.terminate()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def map(
@@ -212,18 +228,39 @@ class Pool:
         """Evaluations in the order in which they are done.
 
         `patience_seconds` is asked when a candidate's turn comes, so that it may depend on what
-        has been yielded until then.
+        has been yielded until then. Raises `ConfigError` when a process was killed.
         """
         waiting = deque(candidates)
         running: set[Future[Evaluation | GivenUp]] = set()
-        while waiting or running:
-            while waiting and len(running) < self._processes:
-                candidate = waiting.popleft()
-                patience = patience_seconds(candidate)
-                running.add(self._executor.submit(_work, candidate, full, patience))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._processes:
+                    candidate = waiting.popleft()
+                    patience = patience_seconds(candidate)
+                    with _interrupts_held_back():
+                        running.add(self._executor.submit(_work, candidate, full, patience))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise ConfigError(
+                f"one of {self._processes} replaying processes was killed, most likely because "
+                "memory ran out; give fewer --processes"
+            ) from None
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits meanwhile, and a process that is started meanwhile never hears of it.
+
+    A terminal interrupts the workers as well; each would print a traceback of its own. They end
+    with the pool.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _worker: dict[bool, tuple[TraceColumns, PromptKeys, Setting]] = {}

@@ -177,6 +177,10 @@ def read_calibration(path: Path) -> Machine:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a calibration: {error}") from error
     version = document.get("kvtiers_calibration") if isinstance(document, dict) else None
+    if version is None:
+        raise ConfigError(
+            f"{path}: is not a calibration; kvtiers calibrate URL --out FILE writes one"
+        )
     if version != CALIBRATION_VERSION:
         raise ConfigError(
             f"{path}: is a calibration of version {version!r}; this program reads "
@@ -195,6 +199,8 @@ def read_calibration(path: Path) -> Machine:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: is not a whole calibration: {error!r}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def calibration_document(machine: Machine) -> dict[str, Any]:
@@ -214,8 +220,8 @@ def calibration_document(machine: Machine) -> dict[str, Any]:
 
 
 def find_machine(name_or_path: str, model: ModelShape, devices: int = 1) -> Machine:
-    """A machine by name, or the one that a calibration file describes."""
+    """A machine by name, or the one that a calibration file describes; names of the table first."""
     path = Path(name_or_path)
-    if path.suffix == ".json":
+    if name_or_path not in ACCELERATORS and (path.exists() or path.suffix == ".json"):
         return read_calibration(path)
     return machine_of_table(name_or_path, model, devices)

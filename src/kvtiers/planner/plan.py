@@ -47,14 +47,14 @@ class Space:
     storage_sizes: Sequence[float] | None = None
     policies: Sequence[tuple[WritePolicy, Retention]] = POLICIES
 
-    def candidates(self, bound: Bound) -> list[Candidate]:
-        """Every combination of sizes and policies."""
+    def candidates(self, bound: Bound, page_gib: float = 0.0) -> list[Candidate]:
+        """Every combination of sizes and policies; suggested tiers hold a page at least."""
         hosts = self.host_sizes
         if hosts is None:
-            hosts = sizes_for(bound, self.device_gib, self.host_max_gib)
+            hosts = sizes_for(bound, self.device_gib, self.host_max_gib, page_gib)
         stores = self.storage_sizes
         if stores is None:
-            stores = storage_sizes_for(bound, self.device_gib, self.storage_max_gib)
+            stores = storage_sizes_for(bound, self.device_gib, self.storage_max_gib, page_gib)
         return candidates_for(
             self.device_gib, sorted({0.0, *hosts}), sorted({0.0, *stores}), self.policies
         )
@@ -96,7 +96,8 @@ class TraceFacts:
     prompt_tokens: int
     output_tokens: int
     prefill_share: float
-    """Share of the trace's time that prefill would take without any cache."""
+    """Share of the trace's time that prefill would take without any cache; 0 where the trace takes
+    no time, since a single burst says nothing of a rate."""
 
     @classmethod
     def of(cls, name: str, columns: TraceColumns, setting: Setting) -> TraceFacts:
@@ -110,7 +111,7 @@ class TraceFacts:
             seconds=seconds,
             prompt_tokens=int(columns.input_tokens.sum()),
             output_tokens=int(columns.output_tokens.sum()),
-            prefill_share=prefill / max(seconds, 1e-9),
+            prefill_share=prefill / seconds if seconds else 0.0,
         )
 
 
@@ -132,7 +133,8 @@ def make_plan(
     """Search the space for the target. Raises `ConfigError` when nothing can serve the trace."""
     bound = Bound(columns, setting.model.kv_bytes_per_token)
     facts = TraceFacts.of(name, columns, setting)
-    pruned = prune(space.candidates(bound), bound, target, prices, facts.prefill_share)
+    page_gib = setting.screening(columns.block_tokens).page_gib
+    pruned = prune(space.candidates(bound, page_gib), bound, target, prices, facts.prefill_share)
     with Pool(columns, setting, processes) as pool:
         screened = _screen(pool, pruned.kept, target, prices, progress)
         given_up = [each.candidate for each in screened.given_up]

@@ -113,6 +113,7 @@ class ReplayResult:
     storage_held_pages: int
     storage_written_pages: int
     waiting_at_last_arrival: int
+    """Requests before the last one that waited when it arrived."""
     complete: bool = True
 
 
@@ -211,14 +212,14 @@ class _Replay:
         clock, scheduler, executor = self.clock, self.scheduler, self.executor
         next_tick = 0.0
         stuck_rounds = 0
-        waiting_at_last_arrival = 0
+        waiting_at_last_arrival: int | None = None
         complete = True
         while True:
             before = clock()
             if self._arrive(before) and progress is not None:
                 progress(self.next_request)
-            if self.next_request == len(self.arrivals) and not waiting_at_last_arrival:
-                waiting_at_last_arrival = scheduler.waiting
+            if self.next_request == len(self.arrivals) and waiting_at_last_arrival is None:
+                waiting_at_last_arrival = scheduler.waiting - 1  # others than the last one itself
             if before >= next_tick:
                 self.cache.tick(before)
                 next_tick = before + TICK_SECONDS
@@ -257,7 +258,7 @@ class _Replay:
             steps=executor.batches,
             storage_held_pages=self.storage.held_pages if self.storage else 0,
             storage_written_pages=self.storage.written_pages if self.storage else 0,
-            waiting_at_last_arrival=waiting_at_last_arrival,
+            waiting_at_last_arrival=waiting_at_last_arrival or 0,
             complete=complete,
         )
 

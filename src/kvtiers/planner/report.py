@@ -17,7 +17,7 @@ from kvtiers.planner.evaluate import Evaluation
 from kvtiers.planner.flows import LINKS
 from kvtiers.planner.plan import Plan
 from kvtiers.planner.svg import LineChart, Series
-from kvtiers.planner.units import GIB
+from kvtiers.planner.units import decimal_text, gib_text, size_text
 
 _CURVE_POINTS = 300
 
@@ -107,8 +107,9 @@ def _charts(plan: Plan, outcome: dict[str, Any]) -> list[LineChart]:
 
 def _curve(plan: Plan) -> LineChart:
     bound, choice = plan.bound, plan.choice.candidate
-    last = max(2.0, bound.saturated_gib)
-    sizes = [last ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
+    last = max(2 * bound.block_gib, bound.saturated_gib)
+    first = min(1.0, last / 1000)
+    sizes = [first * (last / first) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
     marks = [(choice.device_gib, "device")]
     if choice.host_gib:
         marks.append((choice.device_gib + choice.host_gib, "+ host"))
@@ -217,7 +218,7 @@ def _links(outcome: dict[str, Any]) -> str:
     rows = [
         (
             link.replace("_", " "),
-            f"{flow['bytes'] / GIB:,.1f}",
+            size_text(flow["bytes"]),
             f"{flow['mean_bytes_per_second'] / 1e9:.2f}",
             f"{flow['peak_bytes_per_second'] / 1e9:.2f}",
             f"{flow['ceiling_bytes_per_second'] / 1e9:.1f}",
@@ -226,7 +227,7 @@ def _links(outcome: dict[str, Any]) -> str:
         for link in LINKS.values()
         for flow in (outcome["links"][link],)
     ]
-    header = ("link", "GiB", "mean GB/s", "peak GB/s (1 s)", "ceiling GB/s", "peak share")
+    header = ("link", "copied", "mean GB/s", "peak GB/s (1 s)", "ceiling GB/s", "peak share")
     return "<h2>Links</h2>" + _table(header, rows)
 
 
@@ -254,21 +255,21 @@ def _configurations(title: str, evaluations: Sequence[Evaluation], plan: Plan) -
     ordered = sorted(evaluations, key=lambda e: (e.candidate.cost(plan.prices), e.candidate.policy))
     rows = [
         (
-            f"{e.candidate.host_gib:,.0f}",
-            f"{e.candidate.storage_gib:,.0f}",
+            gib_text(e.candidate.host_gib) if e.candidate.host_gib else "-",
+            gib_text(e.candidate.storage_gib) if e.candidate.storage_gib else "-",
             e.candidate.policy if e.candidate.host_gib else "-",
             f"{100 * e.hit_ratio:.2f} %",
             *(f"{100 * e.hit_ratios[tier]:.2f} %" for tier in ("device", "host", "storage")),
             f"{e.ttft_p50_seconds:.2f}",
             f"{e.ttft_p95_seconds:.2f}",
             f"{e.regret_tokens:,}",
-            f"{e.written_bytes_per_day / 1e12:,.1f}",
+            decimal_text(e.written_bytes_per_day),
         )
         for e in ordered
     ]
     header = (
-        "host GiB",
-        "storage GiB",
+        "host",
+        "storage",
         "policy",
         "hits",
         "device",
@@ -277,7 +278,7 @@ def _configurations(title: str, evaluations: Sequence[Evaluation], plan: Plan) -
         "TTFT p50 s",
         "TTFT p95 s",
         "regret tokens",
-        "TB stored a day",
+        "stored a day",
     )
     marked = [e is plan.choice for e in ordered]
     heading = f"<h2>{escape(title)}</h2>" if title else ""
@@ -289,15 +290,15 @@ def _given_up(plan: Plan) -> str:
         return ""
     rows = [
         (
-            f"{each.candidate.host_gib:,.0f}",
-            f"{each.candidate.storage_gib:,.0f}",
+            gib_text(each.candidate.host_gib) if each.candidate.host_gib else "-",
+            gib_text(each.candidate.storage_gib) if each.candidate.storage_gib else "-",
             each.candidate.policy if each.candidate.host_gib else "-",
             f"{each.requests:,}",
             f"{each.ttft_p95_above_seconds:.2f}",
         )
         for each in sorted(plan.given_up, key=lambda e: e.candidate.cost(plan.prices))
     ]
-    header = ("host GiB", "storage GiB", "policy", "after requests", "TTFT p95 s above")
+    header = ("host", "storage", "policy", "after requests", "TTFT p95 s above")
     return (
         "<details><summary>Screenings given up: one that costs no more answers sooner "
         f"({len(rows):,})</summary>{_table(header, rows)}</details>"

@@ -18,7 +18,7 @@ import numpy as np
 from kvtiers.errors import ConfigError
 from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.curve import Definition, HitCurve, exact_curve
-from kvtiers.planner.units import GIB
+from kvtiers.planner.units import GIB, gib_text
 from kvtiers.types import Retention, WritePolicy
 
 POLICIES: Sequence[tuple[WritePolicy, Retention]] = (
@@ -60,8 +60,8 @@ class Candidate:
     @property
     def sizes(self) -> str:
         """The sizes below the device, for people."""
-        host = f"{self.host_gib:,.0f} GiB host" if self.host_gib else "no host tier"
-        return host + (f" + {self.storage_gib:,.0f} GiB storage" if self.storage_gib else "")
+        host = f"{gib_text(self.host_gib)} host" if self.host_gib else "no host tier"
+        return host + (f" + {gib_text(self.storage_gib)} storage" if self.storage_gib else "")
 
     def cost(self, prices: Prices) -> float:
         """What the tiers below the device cost, in the prices' unit."""
@@ -91,11 +91,19 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.ttft_p95_seconds is not None and not self.ttft_p95_seconds > 0:
-            raise ConfigError(f"a TTFT of {self.ttft_p95_seconds} s cannot be reached")
+            raise ConfigError(
+                f"a TTFT p95 of {self.ttft_p95_seconds:g} s cannot be reached; a target is a time "
+                "above 0, for example --ttft-p95 1.5s or 800ms"
+            )
         if self.hit_ratio is not None and not 0 < self.hit_ratio <= 1:
-            raise ConfigError(f"a hit ratio of {self.hit_ratio} is not in (0, 1]")
+            raise ConfigError(
+                f"a hit ratio of {self.hit_ratio:g} cannot be reached; a target is above 0 and at "
+                "most 1, for example --hit-ratio 0.3 for 30 % of prompt tokens"
+            )
         if self.budget_gib is not None and not self.budget_gib > 0:
-            raise ConfigError(f"a budget of {self.budget_gib} GiB buys nothing")
+            raise ConfigError(
+                f"a budget of {self.budget_gib:g} GiB buys nothing; --budget-gib is above 0"
+            )
 
     @property
     def text(self) -> str:
@@ -106,7 +114,7 @@ class Target:
         if self.hit_ratio is not None:
             parts.append(f"a hit ratio of at least {100 * self.hit_ratio:g} %")
         if self.budget_gib is not None:
-            parts.append(f"a budget of {self.budget_gib:,.0f} GiB of host memory or its worth")
+            parts.append(f"a budget of {gib_text(self.budget_gib)} of host memory or its worth")
         return " and ".join(parts) or "the most for the money"
 
 
@@ -154,21 +162,28 @@ class Pruned:
     excluded: Counter[Excluded]
 
 
-def sizes_for(bound: Bound, device_gib: float, largest_gib: float) -> list[float]:
+def sizes_for(
+    bound: Bound, device_gib: float, largest_gib: float, page_gib: float = 0.0
+) -> list[float]:
     """Host sizes worth a look: 0, then doubling from half the device to where the curve is flat,
-    but to no more than `largest_gib`."""
-    return _steps(device_gib / 2, min(bound.saturated_gib, largest_gib), 2.0, largest_gib)
+    but to no more than `largest_gib`, and from no less than a page."""
+    last = min(bound.saturated_gib, largest_gib)
+    return _steps(max(device_gib / 2, 2 * page_gib), last, 2.0, largest_gib)
 
 
-def storage_sizes_for(bound: Bound, device_gib: float, largest_gib: float) -> list[float]:
+def storage_sizes_for(
+    bound: Bound, device_gib: float, largest_gib: float, page_gib: float = 0.0
+) -> list[float]:
     """Storage sizes worth a look: 0, then in steps of four from four times the device."""
-    return _steps(4 * device_gib, min(bound.saturated_gib, largest_gib), 4.0, largest_gib)
+    last = min(bound.saturated_gib, largest_gib)
+    return _steps(max(4 * device_gib, 2 * page_gib), last, 4.0, largest_gib)
 
 
 def _steps(first: float, last: float, factor: float, largest: float) -> list[float]:
-    """0, then powers of two from about `first` to the first one that reaches `last`."""
+    """0, then powers of two from at most `first`, and above half of it, to the first one that
+    reaches `last`."""
     sizes = [0.0]
-    size = 2.0 ** math.floor(math.log2(max(1.0, first)))
+    size = 2.0 ** math.floor(math.log2(first))
     while sizes[-1] < last:
         sizes.append(min(size, largest))
         size *= factor

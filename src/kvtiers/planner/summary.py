@@ -126,8 +126,13 @@ def configuration(result: ReplayResult) -> dict[str, Any]:
     cache = result.config.cache
     page_bytes = result.ledger.page_bytes
     storage_pages = result.config.storage_pages if cache.storage else 0
+    storage_tokens = storage_pages * cache.page_tokens
     return {
         "page_tokens": cache.page_tokens,
+        "kv_bytes_per_token": page_bytes // cache.page_tokens,
+        "device_tokens": cache.device_pages * cache.page_tokens,
+        "host_tokens": cache.host_pages * cache.page_tokens,
+        "storage_tokens": "inf" if storage_pages == float("inf") else int(storage_tokens),
         "device_bytes": cache.device_pages * page_bytes,
         "host_bytes": cache.host_pages * page_bytes,
         "storage_bytes": "inf" if storage_pages == float("inf") else storage_pages * page_bytes,

@@ -6,6 +6,7 @@ A partial last block takes a whole block of memory, so tokens and bytes are thos
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,7 +57,38 @@ class CapacityScale:
         return blocks * self.units_per_block
 
 
-def parse_capacities(text: str) -> list[float]:
+def size_text(size_bytes: float) -> str:
+    """Bytes of memory for people: KiB, MiB or GiB, the largest of which there is one."""
+    return _text(size_bytes, ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")))
+
+
+def decimal_text(size_bytes: float) -> str:
+    """Bytes that moved, for people: kB to TB, as drives and links are sold."""
+    return _text(size_bytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
+
+
+def gib_text(gib: float) -> str:
+    """GiB for people, as `size_text`."""
+    return size_text(gib * GIB)
+
+
+def enough_text(least: float) -> str:
+    """The least that is enough, in three digits rounded up: as printed, it is enough."""
+    step = 10.0 ** (math.floor(math.log10(least)) - 2)
+    return f"{math.ceil(least / step) * step:.3g}"
+
+
+def _text(size_bytes: float, units: Sequence[tuple[float, str]]) -> str:
+    if math.isinf(size_bytes):
+        return "inf"
+    for unit, name in units:
+        if size_bytes >= unit:
+            number = size_bytes / unit
+            return f"{number:,.0f} {name}" if number >= 100 else f"{number:.3g} {name}"
+    return f"{size_bytes:,.0f} bytes"
+
+
+def parse_capacities(text: str, flag: str = "--capacities") -> list[float]:
     """`1000,2e6,inf` as numbers in the order given; raises `ConfigError` for anything else."""
     capacities = []
     for part in text.replace("_", "").split(","):
@@ -66,8 +98,8 @@ def parse_capacities(text: str) -> list[float]:
             value = math.nan
         if math.isnan(value) or value < 0:
             raise ConfigError(
-                f"capacity '{part.strip()}' is not a number of at least 0; write for example "
-                "1000,20000,inf"
+                f"{flag}: '{part.strip()}' is not a number of at least 0; write for example "
+                "1000,20000"
             )
         capacities.append(value)
     return capacities
