@@ -47,7 +47,7 @@ class Answers:
         stop_request: Callable[[int], object],
         ended: Callable[[Request], object] = lambda sequence: None,
     ) -> None:
-        """`ended` is told of every answer's scheduler request when it has ended."""
+        """`ended` is told of every answer's scheduler request after its client."""
         self._decode = decode
         self._stop_request = stop_request
         self._ended = ended
@@ -116,20 +116,39 @@ class Answers:
     ) -> None:
         sequence = answer.sequence
         del self._live[sequence.request_id]
-        if reason is FinishReason.STOP and stop is None:
-            last = sequence.output[-1] if sequence.output else None
-            stop = last if last in sequence.params.stop_token_ids else None
-        event = FinishEvent(
-            index=answer.index,
-            reason=reason,
-            output_tokens=len(sequence.output),
-            text=answer.detokenizer.finish(),
-            stop=stop,
-            split=sequence.split,
-            message=message,
+        _tell(answer, _end_of(answer, reason, stop, message))
+        try:
+            self._ended(sequence)
+        except Exception:  # what is done with an answer that has ended is no client's business
+            log.exception("request %d has ended, and who is told of it raised", sequence.request_id)
+
+
+def _end_of(
+    answer: _Answer, reason: FinishReason, stop: str | int | None, message: str
+) -> FinishEvent:
+    """The last event of an answer, which has one even if its text cannot be made."""
+    sequence = answer.sequence
+    text = ""
+    try:
+        text = answer.detokenizer.finish()
+    except Exception as error:
+        log.exception("the end of request %d is no text", sequence.request_id)
+        reason, stop = FinishReason.FAILED, None
+        message = (
+            message or f"the answer could not be made into text: {type(error).__name__}: {error}"
         )
-        self._ended(sequence)
-        _tell(answer, event)
+    if reason is FinishReason.STOP and stop is None:
+        last = sequence.output[-1] if sequence.output else None
+        stop = last if last in sequence.params.stop_token_ids else None
+    return FinishEvent(
+        index=answer.index,
+        reason=reason,
+        output_tokens=len(sequence.output),
+        text=text,
+        stop=stop,
+        split=sequence.split,
+        message=message,
+    )
 
 
 def _tell(answer: _Answer, event: Event) -> None:
