@@ -17,6 +17,7 @@ rewritten.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,6 +26,15 @@ from kvtiers.storage.port import PageRef
 PlaceT = TypeVar("PlaceT")
 
 _DEAD_RECORDS_MIN = 1024
+
+
+def reachable_keys(refs: Iterable[PageRef]) -> set[bytes]:
+    """The keys of those pages that a look-up from the root can reach through the others."""
+    reachable: set[bytes] = set()
+    for ref in sorted(refs, key=lambda ref: ref.depth):
+        if ref.depth == 0 or ref.parent in reachable:
+            reachable.add(ref.key)
+    return reachable
 
 
 @dataclass(slots=True, eq=False)
@@ -124,15 +134,9 @@ class PageIndex(Generic[PlaceT]):
 
     def unreachable(self) -> list[Entry[PlaceT]]:
         """Pages that no look-up can reach, because a page above them is missing; deepest first."""
-        reachable: set[bytes] = set()
-        lost: list[Entry[PlaceT]] = []
-        for entry in sorted(self.pages.values(), key=lambda entry: entry.ref.depth):
-            if entry.ref.depth == 0 or entry.ref.parent in reachable:
-                reachable.add(entry.ref.key)
-            else:
-                lost.append(entry)
-        lost.reverse()
-        return lost
+        reachable = reachable_keys(entry.ref for entry in self.pages.values())
+        lost = [entry for key, entry in self.pages.items() if key not in reachable]
+        return sorted(lost, key=lambda entry: -entry.ref.depth)
 
     # ---- children
     def _hold_parent(self, ref: PageRef) -> None:

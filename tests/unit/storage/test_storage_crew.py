@@ -98,6 +98,19 @@ def test_callers_do_without_helpers_that_are_stuck_with_another_call():
     crew.close()
 
 
+def test_calls_leave_nothing_behind_where_no_thread_is_to_be_had(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    crew = Crew(3)
+    done = []
+    for _ in range(10):
+        crew.each(done.append, range(4))
+    assert done == list(range(4)) * 10
+    assert crew._rounds == []
+
+
 @pytest.mark.parametrize("followed_up", [False, True])
 @pytest.mark.parametrize("bad_item", range(6))
 def test_an_exception_is_raised_when_nothing_runs_any_more(bad_item, followed_up):

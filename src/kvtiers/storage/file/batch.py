@@ -1,14 +1,15 @@
 """One batch of pages on its way to disk: first the pages, then the headers that make them findable.
 
 Owns the order of the writes and what becomes of a failure; knows nothing of the index. A page whose
-parent failed in the same batch fails with it (`ORPHANED`): no look-up could reach it.
+parent failed in an earlier piece fails with it (`ORPHANED`), before its header is written; what
+still has no parent when the batch is entered into the index is sorted out there.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.crew import Crew
@@ -58,18 +59,20 @@ class WriteBatch:
             for piece in pieces:
                 self._publish(piece)
             self._each_segment(Segment.sync)
-        self._fail_orphans(range(len(self._refs)))
 
     def _publish(self, piece: Sequence[int]) -> None:
         """Write the headers of a piece, those before it being there already.
 
         In order of position, so that a crash in between leaves no page without its parent.
         """
-        self._fail_orphans(piece)
+        for position in piece:  # parents come before their children
+            ref = self._refs[position]
+            if ref.depth and ref.parent in self._failed_keys and position not in self.failures:
+                self.failures[position] = FailReason.ORPHANED
+                self._failed_keys.add(ref.key)
         whole = [position for position in piece if position not in self.failures]
         for positions in self._runs(whole, len(whole)):
             self._write_headers(positions)
-        self._fail_orphans(piece)
 
     def _write_pages(self, positions: Sequence[int]) -> None:
         buffers = [self._buffers[position] for position in positions]
@@ -127,12 +130,4 @@ class WriteBatch:
                 _log.warning("%s: %d pages not written: %s", segment.path, len(positions), error)
         if reason is not None:
             self.failures.update(dict.fromkeys(positions, reason))
-
-    def _fail_orphans(self, positions: Iterable[int]) -> None:
-        """A page whose parent failed fails with it; parents come before their children."""
-        for position in positions:
-            ref = self._refs[position]
-            if ref.depth and ref.parent in self._failed_keys and position not in self.failures:
-                self.failures[position] = FailReason.ORPHANED
-            if position in self.failures:
-                self._failed_keys.add(ref.key)
+            self._failed_keys.update(self._refs[position].key for position in positions)

@@ -10,7 +10,7 @@ children first, the order in which their headers must be cleared.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvtiers.storage.budget import WriteBudget
 from kvtiers.storage.file.space import Place
@@ -88,45 +88,64 @@ class Books:
 
     def end_writes(
         self, begun: Iterable[PageRef], written: Iterable[tuple[PageRef, Place, int]]
-    ) -> list[Place]:
-        """What was written can be read from now on; the rest is forgotten. Returns places to clear.
+    ) -> tuple[set[bytes], list[Place]]:
+        """What was written can be read from now on; the rest is forgotten.
 
-        Where another thread wrote the same page first, its copy stays and this one is redundant.
+        Returns the keys of pages whose parent was deleted meanwhile, which are not taken, and
+        places to clear: theirs, and those of pages that another thread wrote first.
         """
-        redundant = []
+        orphans: set[bytes] = set()
+        unused = []
+        index = self.index
         with self._lock:
-            for ref, place, tick in written:
-                if ref.key in self.index.pages:
-                    redundant.append(place)
+            for ref, place, tick in written:  # parents before their children
+                if ref.key in index.pages:
+                    unused.append(place)
+                elif ref.depth and ref.parent not in index.pages:
+                    orphans.add(ref.key)
+                    unused.append(place)
                 else:
-                    self.index.add(ref, place, tick)
+                    index.add(ref, place, tick)
             for ref in begun:
-                self.index.end_write(ref)
-        return redundant
+                index.end_write(ref)
+        unused.reverse()
+        return orphans, unused
 
-    def evict(self, count: int) -> list[Place]:
-        """Up to `count` places of the pages that leave next, in the order in which they leave."""
-        places: list[Place] = []
+    def evict(self, count: int) -> list[Entry[Place]]:
+        """Up to `count` pages that leave next, in the order in which they leave."""
+        victims: list[Entry[Place]] = []
         with self._lock:
-            while len(places) < count:
+            while len(victims) < count:
                 victim = self.index.take_victim()
                 if victim is None:
                     break
-                places.append(victim.place)
-            self.evicted_pages += len(places)
-        return places
+                victims.append(victim)
+            self.evicted_pages += len(victims)
+        return victims
+
+    def put_back(self, victims: Sequence[Entry[Place]]) -> list[Place]:
+        """These pages need not leave after all. Returns places to clear: of those written anew."""
+        left = []
+        with self._lock:
+            for victim in reversed(victims):  # parents before their children
+                if victim.ref.key in self.index.pages:
+                    left.append(victim.place)
+                else:
+                    self.index.add(victim.ref, victim.place, victim.used_at)
+                    self.evicted_pages -= 1
+        return left
 
     # ---- leaving otherwise
-    def remove_damaged(self, entries: Sequence[Entry[Place]]) -> list[Place]:
-        """Pages that failed verification are not here any more. Returns places to clear."""
+    def remove_damaged(self, entries: Sequence[Entry[Place]]) -> None:
+        """Pages that failed verification are not here any more; their reader hands back places."""
         with self._lock:
             self.integrity_failures += len(entries)
-            return self._remove(entries)
+            self._remove(entries)
 
-    def remove_unreadable(self, entries: Sequence[Entry[Place]]) -> list[Place]:
-        """Pages that the disk would not give are not here any more. Returns places to clear."""
+    def remove_unreadable(self, entries: Sequence[Entry[Place]]) -> None:
+        """Pages that the disk would not give, likewise."""
         with self._lock:
-            return self._remove(entries)
+            self._remove(entries)
 
     def remove_keys(self, keys: Iterable[bytes]) -> tuple[int, list[Place]]:
         """How many of the pages were here, and places to clear."""
@@ -141,10 +160,10 @@ class Books:
             entries = list(self.index.pages.values())
             return len(entries), self._remove(entries)
 
-    def remove_segment(self, number: int) -> None:
-        """The segment's file is gone, and all of its pages with it."""
+    def remove_segments(self, numbers: Collection[int]) -> None:
+        """The files of these segments are gone, and all of their pages with them."""
         with self._lock:
-            self._remove([e for e in self.index.pages.values() if e.place.segment == number])
+            self._remove([e for e in self.index.pages.values() if e.place.segment in numbers])
 
     def _remove(self, entries: Iterable[Entry[Place]]) -> list[Place]:
         left = []

@@ -53,17 +53,33 @@ def compact(space: SlotSpace, index: PageIndex[Place]) -> int:
     """Give back every segment whose pages fit into the others; returns bytes given back."""
     freed_bytes = 0
     while space.segments:
-        pages_by_segment = dict.fromkeys(space.segments, 0)
-        for entry in index.pages.values():
-            pages_by_segment[entry.place.segment] += 1
-        number = min(pages_by_segment, key=lambda n: (pages_by_segment[n], n))
+        pages = pages_by_segment(space, index)
+        number = min(pages, key=lambda n: (pages[n], n))
         slots_elsewhere = sum(s.slots for n, s in space.segments.items() if n != number)
         if len(index) > slots_elsewhere:
             break
         empty_segment(space, index, number)
         freed_bytes += space.cost_bytes(number)
-        space.forget(number)
+        give_back(space, number)
     return freed_bytes
+
+
+def give_back(space: SlotSpace, number: int) -> None:
+    """Remove the file of an emptied segment, once its pages survive a power loss elsewhere.
+
+    They may have been acknowledged under that promise, and who compacts need not know.
+    """
+    for other, segment in space.segments.items():
+        if other != number:
+            segment.sync()
+    space.remove(number)
+
+
+def pages_by_segment(space: SlotSpace, index: PageIndex[Place]) -> dict[int, int]:
+    pages = dict.fromkeys(space.segments, 0)
+    for entry in index.pages.values():
+        pages[entry.place.segment] += 1
+    return pages
 
 
 def _free_place_outside(space: SlotSpace, number: int, own_free: list[Place]) -> Place | None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
 
@@ -91,9 +90,10 @@ class Crew:
 
     def __init__(self, helpers: int) -> None:
         self._helpers = helpers
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._starting = threading.Lock()
+        self._news = threading.Condition()
+        self._rounds: list[_Round[Any]] = []  # those that have items waiting, oldest first
         self._started = 0
+        self._closed = False
 
     def each(
         self,
@@ -111,9 +111,7 @@ class Crew:
         """
         current = _Round(work, items)
         caller_works_at_once = meanwhile is None and then is None
-        for _ in range(min(self._helpers, len(current.items) - caller_works_at_once)):
-            self._start_thread()
-            self._calls.put(current.help)
+        self._call(current, len(current.items) - caller_works_at_once)
         try:
             if meanwhile is not None:
                 meanwhile()
@@ -125,24 +123,44 @@ class Crew:
                         break
                     then(item)
         finally:
+            self._withdraw(current)
             current.end()
 
     def close(self) -> None:
         """Let the threads end; calls that are under way end by themselves."""
-        for _ in range(self._started):
-            self._calls.put(None)
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
 
-    def _start_thread(self) -> None:
-        with self._starting:
-            if self._started == self._helpers:
-                return
-            name = f"kvtiers-file-io-{self._started}"
-            try:
-                threading.Thread(target=self._help, name=name, daemon=True).start()
-            except RuntimeError:  # no thread to be had now: the caller does without
-                return
-            self._started += 1
+    def _call(self, current: _Round[Any], helpers: int) -> None:
+        """Ask for up to `helpers` threads, as many as there are."""
+        if helpers < 1:
+            return
+        with self._news:
+            while self._started < min(self._helpers, helpers) and self._start_thread():
+                self._started += 1
+            self._rounds.append(current)
+            self._news.notify(helpers)
+
+    def _withdraw(self, over: _Round[Any]) -> None:
+        with self._news:
+            if over in self._rounds:
+                self._rounds.remove(over)
+
+    def _start_thread(self) -> bool:
+        name = f"kvtiers-file-io-{self._started}"
+        try:
+            threading.Thread(target=self._help, name=name, daemon=True).start()
+        except RuntimeError:  # no thread to be had now: the callers do with fewer
+            return False
+        return True
 
     def _help(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._rounds or self._closed)
+                if not self._rounds:
+                    return
+                current = self._rounds[0]
+            current.help()
+            self._withdraw(current)

@@ -10,8 +10,11 @@ of pages.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from kvtiers.errors import StorageError, StorageLocked
@@ -20,6 +23,9 @@ DIRECTORY_OVERHEAD_BYTES = 2 * 4096
 """The directory itself and its lock file."""
 
 _LOCK = "LOCK"
+
+_LOCK_WAIT_SECONDS = 0.5
+"""Who looks for an owner (`owner_process`) holds the lock for a moment."""
 
 
 class StoreDirectory:
@@ -37,7 +43,11 @@ class StoreDirectory:
         `StorageError` when it cannot be used or holds files that are not a store's.
         """
         try:
+            is_new = not path.exists()
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if is_new:
+                with contextlib.suppress(OSError):  # a parent that may not be read
+                    sync_directory(path.parent)
             names = sorted(name for name in os.listdir(path) if name != "lost+found")
             if names and _LOCK not in names:
                 raise StorageError(
@@ -49,16 +59,13 @@ class StoreDirectory:
         except OSError as error:
             raise StorageError(f"{path} cannot be used as a store: {error}") from error
         try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            _lock(path, lock_fd)
+        except BaseException:
             os.close(lock_fd)
-            raise StorageLocked(
-                f"{path} is in use by process {owner}; a store has one writer at a time: stop that "
-                "process or give this one a directory of its own"
-            ) from error
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+            raise
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without the name
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
         directory = cls(path, lock_fd)
         for draft in path.glob("segment-*.tmp"):
             draft.unlink(missing_ok=True)
@@ -66,11 +73,55 @@ class StoreDirectory:
 
     def release(self) -> None:
         if self._lock_fd is not None:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)  # a forked child may have the file open, too
             os.close(self._lock_fd)
             self._lock_fd = None
 
+    def check_ours(self) -> None:
+        """Raise `OSError` when the directory was deleted underneath, or made anew by another owner.
+
+        Its files must not be touched then: they bear the same names.
+        """
+        with contextlib.suppress(OSError):
+            if self._lock_fd is not None and os.path.samestat(
+                os.fstat(self._lock_fd), os.stat(self.path / _LOCK)
+            ):
+                return
+        raise OSError(errno.ESTALE, "the directory was deleted underneath", str(self.path))
+
     def segment_path(self, number: int) -> Path:
         return self.path / f"segment-{number:08d}.kv"
+
+
+def _lock(path: Path, lock_fd: int) -> None:
+    """Raises `StorageLocked` when somebody else has the lock."""
+    give_up_at = time.monotonic() + _LOCK_WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() < give_up_at:
+                time.sleep(0.01)
+                continue
+            owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise StorageLocked(
+                f"{path} is in use by process {owner}; a store has one writer at a time: stop that "
+                "process or give this one a directory of its own"
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be locked ({error}); a store needs a file system with flock"
+            ) from error
+
+
+def sync_directory(path: Path) -> None:
+    """What was created in the directory, or renamed, is there after a power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def segment_files(path: Path) -> dict[int, Path]:

@@ -18,11 +18,15 @@ from kvtiers.storage.file import format as fmt
 from kvtiers.storage.file.directory import StoreDirectory, owner_process, segment_files
 from kvtiers.storage.file.segment import Segment
 from kvtiers.storage.file.store import FileStore
+from kvtiers.storage.index import reachable_keys
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """One segment file. `problem` says why nothing can be read from it, if so."""
+    """One segment file. `problem` says why nothing can be read from it, if so.
+
+    With `unopened` that is not known to be the file's fault: it could not be looked into.
+    """
 
     path: Path
     file_bytes: int
@@ -32,6 +36,7 @@ class SegmentReport:
     broken_slots: tuple[int, ...] = ()
     problem: str | None = None
     damaged: bool = False
+    unopened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +95,39 @@ def check(directory: Path, progress: Callable[[int], None] = lambda pages: None)
                 damages.append(Damage(report.path, None, report.problem))
             continue
         damages += [Damage(report.path, slot, "header") for slot in report.broken_slots]
-        for slot, problem in _verify(report):
-            if problem is not None:
-                damages.append(Damage(report.path, slot, problem))
-            else:
-                headers.append(report.headers[slot])
-            checked_pages += 1
-            checked_bytes += report.page_bytes
-            if checked_pages % 256 == 0:
-                progress(checked_pages)
+        with contextlib.suppress(FileNotFoundError):  # its owner has just given it back
+            for slot, problem in _verify(report):
+                if problem is not None:
+                    damages.append(Damage(report.path, slot, problem))
+                else:
+                    headers.append(report.headers[slot])
+                checked_pages += 1
+                checked_bytes += report.page_bytes
+                if checked_pages % 256 == 0:
+                    progress(checked_pages)
     progress(checked_pages)
-    return CheckReport(checked_pages, checked_bytes, _unreachable(headers), tuple(damages))
+    reachable = reachable_keys(header.ref for header in headers)
+    unreachable_pages = sum(header.ref.key not in reachable for header in headers)
+    return CheckReport(checked_pages, checked_bytes, unreachable_pages, tuple(damages))
 
 
 def reclaim(directory: Path) -> ReclaimReport:
     """Drop damaged and unreachable pages and unreadable files; give back segments not needed.
 
-    Raises `StorageLocked` while another process owns the directory.
+    Raises `StorageLocked` while another process owns the directory, and `StorageError` when a file
+    cannot be looked into: nothing is removed then.
     """
     _require_store(directory)
     removed_files = freed_bytes = 0
     lock = StoreDirectory.acquire(directory)
     try:
         reports = survey(directory)
+        for report in reports:
+            if report.unopened:
+                raise StorageError(
+                    f"{report.path} cannot be looked into ({report.problem}); nothing was removed: "
+                    "see to the file, or move it away to do without its pages"
+                )
         for report in reports:
             if report.problem is not None:
                 report.path.unlink(missing_ok=True)
@@ -151,7 +166,7 @@ def _survey_segment(path: Path) -> SegmentReport:
     except FileNotFoundError:
         raise
     except OSError as error:
-        return SegmentReport(path, file_bytes, problem=str(error), damaged=True)
+        return SegmentReport(path, file_bytes, problem=str(error), damaged=True, unopened=True)
     page_bytes = segment.geometry.page_bytes
     return SegmentReport(path, file_bytes, page_bytes, segment.slots, headers, tuple(broken))
 
@@ -191,14 +206,3 @@ def _has_changed(segment: Segment, slot: int, header: fmt.PageHeader) -> bool:
         return fmt.unpack_header(segment.read_headers(slot, 1)) != header
     except OSError:
         return False
-
-
-def _unreachable(headers: Iterable[fmt.PageHeader]) -> int:
-    reachable: set[bytes] = set()
-    lost = 0
-    for header in sorted(headers, key=lambda header: header.ref.depth):
-        if header.ref.depth == 0 or header.ref.parent in reachable:
-            reachable.add(header.ref.key)
-        else:
-            lost += 1
-    return lost

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvtiers.errors import StorageError
-from kvtiers.storage.file.compaction import empty_segment
+from kvtiers.storage.file.compaction import empty_segment, give_back, pages_by_segment
 from kvtiers.storage.file.format import PageHeader, unpack_header_table
 from kvtiers.storage.file.space import Place, SlotSpace
-from kvtiers.storage.index import PageIndex
+from kvtiers.storage.index import PageIndex, reachable_keys
 
 
 class _Found(NamedTuple):
@@ -53,11 +53,7 @@ def recover(space: SlotSpace, index: PageIndex[Place]) -> int:
         free.extend(Place(number, slot) for slot in range(segment.slots) if slot not in headers)
 
     by_depth = sorted(found, key=lambda place: found[place].header.ref.depth)
-    reachable: set[bytes] = set()
-    for place in by_depth:
-        ref = found[place].header.ref
-        if ref.depth == 0 or ref.parent in reachable:
-            reachable.add(ref.key)
+    reachable = reachable_keys(found[place].header.ref for place in by_depth)
     # Deepest first: then no page is taken for a leaf on the way. What damage above has made
     # unreachable is the first to leave, unless the page above is written again before.
     for place in reversed(by_depth):
@@ -75,11 +71,9 @@ def shrink_to_quota(space: SlotSpace, index: PageIndex[Place]) -> int:
     """Give up whole segments until the directory fits a lowered quota; returns pages evicted."""
     evicted_pages = 0
     while space.excess_bytes() and space.segments:
-        pages_by_segment = dict.fromkeys(space.segments, 0)
-        for entry in index.pages.values():
-            pages_by_segment[entry.place.segment] += 1
+        pages = pages_by_segment(space, index)
         # The fewest pages to move or to lose per byte given back.
-        number = min(pages_by_segment, key=lambda n: pages_by_segment[n] / space.cost_bytes(n))
+        number = min(pages, key=lambda n: pages[n] / space.cost_bytes(n))
         evicted_pages += empty_segment(space, index, number)
-        space.forget(number)
+        give_back(space, number)
     return evicted_pages

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtiers.storage.file import format as fmt
+from kvtiers.storage.file.directory import sync_directory
 from kvtiers.storage.file.format import ALIGN_BYTES, HEADER_BYTES, Geometry
 
 RUN_BYTES = 2 << 20
@@ -56,6 +57,7 @@ class Segment:
         # The last thread that uses a forgotten segment closes it: a descriptor that is closed
         # under a running read could already mean another file.
         self._close = weakref.finalize(self, _close_all, {self._table_fd, self._data_fd})
+        self._close.atexit = False  # helpers may still be writing then
 
     @classmethod
     def create(cls, path: Path, geometry: Geometry, *, sync: bool) -> Segment:
@@ -65,22 +67,30 @@ class Segment:
         `sync` it is there after a power loss, too.
         """
         draft = path.with_suffix(".tmp")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        segment: Segment | None = None
         try:
-            os.fchmod(fd, 0o600)
-            _allocate(fd, geometry.file_bytes)
-            _write_all(fd, [memoryview(fmt.pack_superblock(geometry))], 0)
-            if sync:
-                os.fsync(fd)
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(fd, 0o600)
+                _allocate(fd, geometry.file_bytes)
+                _write_all(fd, [memoryview(fmt.pack_superblock(geometry))], 0)
+                if sync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            # Opened under its first name: nothing that can fail may come after the last one.
+            segment = cls(draft, geometry, geometry.slots, writable=True)
             draft.rename(path)
+            segment.path = path
             if sync:
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
         except OSError:
+            if segment is not None:
+                segment.close()
+                segment.path.unlink(missing_ok=True)
             draft.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(fd)
-        return cls(path, geometry, geometry.slots, writable=True)
+        return segment
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Segment:
@@ -132,14 +142,15 @@ class Segment:
         slot_bytes, page_bytes = geometry.slot_bytes, geometry.page_bytes
         offset = geometry.data_offset + first_slot * slot_bytes
         if self._goes_straight(buffers):
-            _read_all(self._data_fd, buffers, offset)
+            _read_all(self._data_fd, buffers, offset, direct=self.direct_io_refusal is None)
         elif self.direct_io_refusal is not None:
             for buffer in buffers:
-                _read_all(self._data_fd, [buffer], offset)
+                _read_all(self._data_fd, [buffer], offset, direct=False)
                 offset += slot_bytes
         else:
             for part, bounce in self._bounced(buffers):
-                _read_all(self._data_fd, [bounce.data[: len(part) * slot_bytes]], offset)
+                into = [bounce.data[: len(part) * slot_bytes]]
+                _read_all(self._data_fd, into, offset, direct=True)
                 for buffer, slot in zip(part, bounce.reshape(-1, slot_bytes), strict=False):
                     np.copyto(np.frombuffer(buffer, np.uint8), slot[:page_bytes])
                 offset += len(part) * slot_bytes
@@ -235,13 +246,13 @@ def _bounce_array(slot_bytes: int) -> npt.NDArray[np.uint8]:
     return array[: len(array) // slot_bytes * slot_bytes]
 
 
-def _read_all(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+def _read_all(fd: int, buffers: Sequence[memoryview], offset: int, *, direct: bool) -> None:
     for part in _vectors(buffers):
         part_bytes = sum(buffer.nbytes for buffer in part)
         done_bytes = os.preadv(fd, part, offset)
         while done_bytes < part_bytes:
-            # Direct I/O cannot go on in the middle of a block; only the file's end leaves it there.
-            at_end = done_bytes % ALIGN_BYTES != 0
+            # Direct I/O stops in the middle of a block at the file's end only, and cannot go on.
+            at_end = direct and done_bytes % ALIGN_BYTES != 0
             rest = [] if at_end else _after(part, done_bytes)
             more_bytes = os.preadv(fd, rest, offset + done_bytes) if rest else 0
             if more_bytes == 0:
@@ -255,7 +266,10 @@ def _write_all(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
         part_bytes = sum(buffer.nbytes for buffer in part)
         done_bytes = os.pwritev(fd, part, offset)
         while done_bytes < part_bytes:
-            done_bytes += os.pwritev(fd, _after(part, done_bytes), offset + done_bytes)
+            more_bytes = os.pwritev(fd, _after(part, done_bytes), offset + done_bytes)
+            if more_bytes == 0:
+                raise OSError(errno.EIO, "the file takes no more, and does not say why")
+            done_bytes += more_bytes
         offset += part_bytes
 
 
@@ -282,14 +296,6 @@ def _allocate(fd: int, file_bytes: int) -> None:
         if error.errno not in _NOT_SUPPORTED:
             raise
         os.ftruncate(fd, file_bytes)  # a write may then find the disk full; it says so
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _close_all(fds: set[int]) -> None:

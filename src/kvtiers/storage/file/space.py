@@ -10,7 +10,9 @@ Invariants, at every moment and after every crash:
 
 Files that this store cannot read pages from (another page size, another format, a damaged
 superblock) are *foreign*: they count towards the quota, are never read, and are removed, oldest
-first, when the space is needed.
+first, when the space is needed. A file that cannot even be opened is none: the store refuses.
+
+Nothing that may hang on a disk is done under the lock that `used_bytes` takes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from kvtiers.errors import ConfigError
+from kvtiers.errors import ConfigError, StorageError
 from kvtiers.storage.file.directory import DIRECTORY_OVERHEAD_BYTES, StoreDirectory, segment_files
 from kvtiers.storage.file.format import ALIGN_BYTES, Geometry, UnreadableSegment, round_up
 from kvtiers.storage.file.segment import Segment
@@ -32,9 +34,14 @@ from kvtiers.storage.file.segment import Segment
 _log = logging.getLogger("kvtiers.storage")
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 _GROW_AGAIN_SECONDS = 5.0
 _SMALLEST_SHARE = 16
 """On a nearly full disk a segment may be this many times smaller than configured, not less."""
+
+_SEGMENTS_PER_SIZE = 64
+"""Without a quota, segments double in size after so many of them; with one, they are larger from
+the start. Each costs two file descriptors, of which a process may have 1,024 by default."""
 
 _EXTENT_BYTES_PER_SLOT = 64
 """What the file system itself may need to remember where a slot is (ext4: two extents of 12 bytes,
@@ -50,6 +57,13 @@ class Place(NamedTuple):
 
 def is_disk_full(error: OSError) -> bool:
     return error.errno in _NO_SPACE
+
+
+def usual_segment_bytes(quota_bytes: int) -> int:
+    """An eighth of the quota, between 64 MiB and 1 GiB, as long as 128 files are enough for it."""
+    if not quota_bytes:
+        return 1 << 30
+    return max(quota_bytes // 128, min(1 << 30, max(64 << 20, quota_bytes // 8)))
 
 
 def segment_cost_bytes(geometry: Geometry) -> int:
@@ -93,10 +107,6 @@ class SlotSpace:
         with self._lock:
             return self._used_bytes()
 
-    @property
-    def foreign_files(self) -> int:
-        return len(self._foreign)
-
     # ---- slots
     def give(self, places: list[Place]) -> None:
         """Slots whose headers were cleared are free; those of forgotten segments are not."""
@@ -113,71 +123,86 @@ class SlotSpace:
     def grow(self) -> bool:
         """Whether there are more free slots now, by a new segment. Raises `OSError` for trouble.
 
-        A full disk is no trouble but a smaller quota: False, and no new attempt for five seconds.
+        A full disk is no trouble but a smaller quota: False. After either there is no new attempt
+        for five seconds, just False.
         """
         with self._growing:
             with self._lock:
                 if self._free:
                     return True
                 number = self._last_number + 1
-                geometry = self._affordable()
-            if geometry.slots < 1 or time.monotonic() < self._grow_after:
+            if time.monotonic() < self._grow_after:
                 return False
-            smallest_slots = max(1, self._geometry.slots // _SMALLEST_SHARE) if self.segments else 1
-            slots = geometry.slots
-            while slots >= min(smallest_slots, geometry.slots):
-                fitting = Geometry(self.page_bytes, slots)
-                try:
-                    path = self._directory.segment_path(number)
-                    segment = Segment.create(path, fitting, sync=self._sync)
-                except OSError as error:
-                    if not is_disk_full(error):
-                        raise
-                    slots //= 2
-                    continue
-                self._take_in(number, segment, segment_cost_bytes(fitting))
-                self.give([Place(number, slot) for slot in range(slots)])
-                return True
-            self._grow_after = time.monotonic() + _GROW_AGAIN_SECONDS
-            _log.warning(
-                "the disk of %s is full: the store stays at %d bytes (its quota is %d)",
-                self._directory.path,
-                self.used_bytes,
-                self.quota_bytes,
-            )
+            try:
+                self._directory.check_ours()
+                return self._create_segment(number, self._affordable())
+            except OSError:
+                self._grow_after = time.monotonic() + _GROW_AGAIN_SECONDS
+                raise
+
+    def _create_segment(self, number: int, geometry: Geometry) -> bool:
+        """A new segment of that size, or of a smaller one where the disk is nearly full."""
+        if geometry.slots < 1:
             return False
+        smallest_slots = max(1, self._geometry.slots // _SMALLEST_SHARE) if self.segments else 1
+        slots = geometry.slots
+        while slots >= min(smallest_slots, geometry.slots):
+            fitting = Geometry(self.page_bytes, slots)
+            try:
+                path = self._directory.segment_path(number)
+                segment = Segment.create(path, fitting, sync=self._sync)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                slots //= 2
+                continue
+            self._take_in(number, segment, segment_cost_bytes(fitting))
+            self.give([Place(number, slot) for slot in range(slots)])
+            return True
+        self._grow_after = time.monotonic() + _GROW_AGAIN_SECONDS
+        _log.warning(
+            "the disk of %s is full: the store stays at %d bytes (its quota is %d)",
+            self._directory.path,
+            self.used_bytes,
+            self.quota_bytes,
+        )
+        return False
 
     # ---- segments
-    def forget(self, number: int) -> None:
-        """The segment's file is gone, or goes now: its slots are no longer anybody's."""
+    def forget(self, number: int) -> bool:
+        """The segment's file is gone: its slots are nobody's. False: that was known.
+
+        Another owner's file may have its name by now, so nothing is unlinked.
+        """
         with self._lock:
-            segment = self.segments.pop(number, None)
-            if segment is None:
-                return
-            with contextlib.suppress(FileNotFoundError):
-                segment.path.unlink()
+            known = self._close_slots(number)
+            if known:
+                del self._costs[number]
+            return known
+
+    def remove(self, number: int) -> None:
+        """Give the segment's file back; nobody uses its slots. Counted until the disk has it."""
+        with self._lock:
+            segment = self.segments[number]
+            self._close_slots(number)
+        self._directory.check_ours()
+        segment.path.unlink(missing_ok=True)
+        with self._lock:
             del self._costs[number]
-            self._free = [place for place in self._free if place.segment != number]
-            heapq.heapify(self._free)
 
     def remove_foreign(self) -> int:
         """Remove all files that this store cannot read; returns how many bytes they took."""
-        with self._lock:
-            freed_bytes = sum(cost_bytes for _, cost_bytes in self._foreign.values())
-            for number in list(self._foreign):
-                self._remove_foreign(number)
-        return freed_bytes
+        return sum(self._remove_foreign(number) for number in list(self._foreign))
 
     def excess_bytes(self) -> int:
         """By how much a lowered quota is exceeded, foreign files having been removed for it."""
-        with self._lock:
-            for number in list(self._foreign):
-                if not self.quota_bytes or self._used_bytes() <= self.quota_bytes:
-                    break
-                self._remove_foreign(number)
-            if not self.quota_bytes:
-                return 0
-            return max(0, self._used_bytes() - self.quota_bytes)
+        if not self.quota_bytes:
+            return 0
+        for number in list(self._foreign):
+            if self.used_bytes <= self.quota_bytes:
+                break
+            self._remove_foreign(number)
+        return max(0, self.used_bytes - self.quota_bytes)
 
     def cost_bytes(self, number: int) -> int:
         return self._costs[number]
@@ -187,6 +212,14 @@ class SlotSpace:
             segment.close()
 
     # ---- how
+    def _close_slots(self, number: int) -> bool:
+        """Hold the lock. False: there is no such segment."""
+        if self.segments.pop(number, None) is None:
+            return False
+        self._free = [place for place in self._free if place.segment != number]
+        heapq.heapify(self._free)
+        return True
+
     def _plan_segment(self, segment_bytes: int) -> Geometry:
         """The usual segment: an even share of the quota, so that the last one is no scrap."""
         if self.quota_bytes:
@@ -199,20 +232,24 @@ class SlotSpace:
                     f"{least_bytes + DIRECTORY_OVERHEAD_BYTES} bytes, or 0 for no limit"
                 )
             segment_bytes = room_bytes // -(-room_bytes // segment_bytes)
-        geometry = _affordable(self.page_bytes, segment_bytes)
+        geometry = _costing(self.page_bytes, segment_bytes)
         return geometry if geometry.slots else Geometry(self.page_bytes, 1)
 
     def _affordable(self) -> Geometry:
         """The segment that the quota has room for now, foreign files making way for it."""
+        usual = self._geometry
         if not self.quota_bytes:
-            return self._geometry
-        while True:
-            room_bytes = self.quota_bytes - self._used_bytes()
-            if room_bytes >= segment_cost_bytes(self._geometry):
-                return self._geometry
-            if not self._foreign:
-                return _affordable(self.page_bytes, room_bytes)
-            self._remove_foreign(next(iter(self._foreign)))
+            return Geometry(
+                self.page_bytes, usual.slots << len(self.segments) // _SEGMENTS_PER_SIZE
+            )
+        for number in list(self._foreign):
+            if self.quota_bytes - self.used_bytes >= segment_cost_bytes(usual):
+                break
+            self._remove_foreign(number)
+        room_bytes = self.quota_bytes - self.used_bytes
+        if room_bytes >= segment_cost_bytes(usual):
+            return usual
+        return _costing(self.page_bytes, room_bytes)
 
     def _adopt(self, number: int, path: Path) -> None:
         try:
@@ -220,8 +257,14 @@ class SlotSpace:
         except UnreadableSegment as error:
             self.damaged_segments += error.damaged
             reason = str(error)
+        except FileNotFoundError:
+            return  # it went between the listing and now
         except OSError as error:
-            reason = str(error)
+            # Nothing is known of its pages, so it must neither count as free space nor go.
+            raise StorageError(
+                f"{path} cannot be opened ({error}); a store is opened whole or not at all. "
+                f"{_way_out(error)}"
+            ) from error
         else:
             if segment.geometry.page_bytes == self.page_bytes:
                 path.chmod(0o600)
@@ -236,9 +279,11 @@ class SlotSpace:
             self._foreign[number] = (path, max(status.st_size, status.st_blocks * 512))
 
     def _take_in(self, number: int, segment: Segment, cost_bytes: int) -> None:
-        if segment.direct_io_refusal is not None and not any(
-            other.direct_io_refusal for other in self.segments.values()
-        ):
+        with self._lock:
+            is_first_refusal = segment.direct_io_refusal is not None and not any(
+                other.direct_io_refusal for other in self.segments.values()
+            )
+        if is_first_refusal:
             _log.warning(
                 "%s: no direct I/O here (%s); pages go through the page cache, which costs memory "
                 "and, on most disks, speed",
@@ -250,18 +295,28 @@ class SlotSpace:
             self._costs[number] = cost_bytes
             self._last_number = max(self._last_number, number)
 
-    def _remove_foreign(self, number: int) -> None:
-        path, _ = self._foreign.pop(number)
-        _log.info("%s is removed: its space is needed", path)
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+    def _remove_foreign(self, number: int) -> int:
+        """Bytes that were given back; the file counts until the disk has it."""
+        with self._lock:
+            path, cost_bytes = self._foreign.get(number, (None, 0))
+        if path is None:
+            return 0
+        try:
+            self._directory.check_ours()
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s is in the way and cannot be removed: %s", path, error)
+            return 0
+        _log.info("%s was removed: its space is needed", path)
+        with self._lock:
+            return cost_bytes if self._foreign.pop(number, None) else 0
 
     def _used_bytes(self) -> int:
         foreign_bytes = sum(cost_bytes for _, cost_bytes in self._foreign.values())
         return DIRECTORY_OVERHEAD_BYTES + sum(self._costs.values()) + foreign_bytes
 
 
-def _affordable(page_bytes: int, room_bytes: int) -> Geometry:
+def _costing(page_bytes: int, room_bytes: int) -> Geometry:
     """The largest segment that costs at most `room_bytes`; it may have no slot at all."""
     geometry = Geometry.fitting(page_bytes, room_bytes)
     while geometry.slots and segment_cost_bytes(geometry) > room_bytes:
@@ -269,3 +324,9 @@ def _affordable(page_bytes: int, room_bytes: int) -> Geometry:
         slots = geometry.slots - max(1, over_bytes // (geometry.slot_bytes + ALIGN_BYTES))
         geometry = Geometry(page_bytes, max(0, slots))
     return geometry
+
+
+def _way_out(error: OSError) -> str:
+    if error.errno in _NO_DESCRIPTORS:
+        return "Raise the limit on open files (ulimit -n): each of its files needs two"
+    return "See to the file, or move it out of the directory to do without its pages"

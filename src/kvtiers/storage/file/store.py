@@ -1,7 +1,7 @@
 """`FileStore`: pages in a few preallocated segment files, for one writing process.
 
-Owns the order in which things reach the disk; what is where is in `books`, how bytes move in
-`segment`, how far it may grow in `space`.
+Owns the calls and their outcomes; what is where is in `books`, what may be written to in `places`,
+how bytes reach the disk in `batch` and `segment`, how far it may grow in `space`.
 
 Promise of an acknowledgement (None from `write_from`): the page is whole on disk or in the kernel,
 is found from now on, and is found again after a SIGKILL of this process at any point. It does not
@@ -37,10 +37,11 @@ from kvtiers.storage.file.books import Books
 from kvtiers.storage.file.compaction import compact
 from kvtiers.storage.file.crew import Crew
 from kvtiers.storage.file.directory import StoreDirectory
+from kvtiers.storage.file.places import Places
 from kvtiers.storage.file.recovery import recover, shrink_to_quota
 from kvtiers.storage.file.runs import runs
 from kvtiers.storage.file.segment import RUN_BYTES, SegmentGone, ShortRead
-from kvtiers.storage.file.space import Place, SlotSpace
+from kvtiers.storage.file.space import Place, SlotSpace, usual_segment_bytes
 from kvtiers.storage.index import Entry
 from kvtiers.storage.port import PageRef, StoreStats
 from kvtiers.types import FailReason
@@ -71,7 +72,8 @@ class FileStore:
     `sync` makes an acknowledgement survive a power loss, at the price of two flushes for each batch
     of writes. `write_bytes_per_second` caps what is written over time (`write_burst_seconds` of it
     at once) against wear; what is over the cap is declined with `QUOTA`. `segment_bytes` is the
-    size of one file; by default an eighth of the quota, between 64 MiB and 1 GiB.
+    size of one file; by default an eighth of the quota, between 64 MiB and 1 GiB, and
+    more where that would make more than 128 files.
 
     Raises `StorageLocked` when another process has the directory, `StorageError` when it cannot be
     used, `ConfigError` for settings that make no sense.
@@ -105,9 +107,7 @@ class FileStore:
         if write_bytes_per_second is not None:
             budget = WriteBudget(write_bytes_per_second, write_burst_seconds, slot_bytes, clock)
         if segment_bytes is None:
-            segment_bytes = (
-                min(1 << 30, max(64 << 20, quota_bytes // 8)) if quota_bytes else 1 << 30
-            )
+            segment_bytes = usual_segment_bytes(quota_bytes)
 
         self._directory = StoreDirectory.acquire(Path(directory).expanduser())
         try:
@@ -123,9 +123,8 @@ class FileStore:
             if isinstance(error, OSError):
                 raise StorageError(f"{directory} cannot be opened as a store: {error}") from error
             raise
+        self._places = Places(self._space, self._books, str(self._directory.path))
         self._crew = Crew(_HELPERS)
-        self._evicting = threading.Lock()
-        self._growth_trouble: str | None = None
         self._state = threading.Condition()
         self._running_calls = 0
         self._closing = False
@@ -134,7 +133,7 @@ class FileStore:
     @property
     def direct_io(self) -> bool:
         """Whether pages bypass the page cache (so far: True while there is no segment yet)."""
-        return not any(s.direct_io_refusal for s in self._space.segments.values())
+        return not any(s.direct_io_refusal for s in list(self._space.segments.values()))
 
     # ---- the port
     def exists_prefix(self, refs: Sequence[PageRef]) -> int:
@@ -178,17 +177,16 @@ class FileStore:
             if not running:
                 return 0
             deleted, places = self._books.remove_keys(ref.key for ref in refs)
-            self._free(places)
-        return deleted
+            return deleted - self._places.free(places)
 
     def clear(self) -> int:
         with self._call() as running:
             if not running:
                 return 0
             deleted, places = self._books.remove_all()
-            self._free(places)
+            uncleared = self._places.free(places)
             self._space.remove_foreign()
-        return deleted
+        return deleted - uncleared
 
     def stats(self) -> StoreStats:
         return StoreStats(
@@ -254,7 +252,7 @@ class FileStore:
             self._crew.each(read_run, runs([entry.place for entry in entries], self._run_pages))
             used = [entries[i] for i, position in enumerate(present) if outcomes[position] is None]
         finally:
-            self._free(self._books.unpin(entries, used))
+            self._places.free(self._books.unpin(entries, used))
         return outcomes
 
     def _read_run(
@@ -269,7 +267,7 @@ class FileStore:
             headers = memoryview(segment.read_headers(first.slot, len(entries)))
             segment.read_pages(first.slot, buffers)
         except SegmentGone:
-            self._lose_segment(first.segment)
+            self._places.lose_segments({first.segment})
             return [FailReason.MISSING] * len(entries)
         except OSError as error:
             if len(entries) > 1:  # find out which of them it is
@@ -278,11 +276,11 @@ class FileStore:
                     for entry, buffer in zip(entries, buffers, strict=True)
                 ]
             if isinstance(error, ShortRead):
-                self._free(self._books.remove_damaged(entries))
+                self._books.remove_damaged(entries)
                 return [FailReason.INTEGRITY]
             # The page is forgotten, or it would count as written for ever and never be repaired.
             _log.warning("%s: a page cannot be read: %s", segment.path, error)
-            self._free(self._books.remove_unreadable(entries))
+            self._books.remove_unreadable(entries)
             return [FailReason.STORAGE]
         damaged = [
             position
@@ -296,7 +294,7 @@ class FileStore:
         if not damaged:
             return [None] * len(entries)
         _log.warning("%s: %d damaged pages are forgotten", segment.path, len(damaged))
-        self._free(self._books.remove_damaged([entries[position] for position in damaged]))
+        self._books.remove_damaged([entries[position] for position in damaged])
         return [
             FailReason.INTEGRITY if position in damaged else None
             for position in range(len(entries))
@@ -318,8 +316,9 @@ class FileStore:
         outcomes, wanted = self._books.begin_writes(refs)
         places: list[Place] = []
         written: list[tuple[PageRef, Place, int]] = []
+        orphans: set[bytes] = set()
         try:
-            places, shortage = self._take_places(len(wanted))
+            places, shortage = self._places.take(len(wanted))
             for position in wanted[len(places) :]:
                 outcomes[position] = shortage
             positions = wanted[: len(places)]
@@ -332,86 +331,24 @@ class FileStore:
                 ticks,
             )
             batch.write(self._crew, self._run_pages, sync=self.sync)
-            for number in batch.gone_segments:
-                self._lose_segment(number)
+            self._places.lose_segments(batch.gone_segments)
             for i, position in enumerate(positions):
                 outcomes[position] = batch.failures.get(i)
                 if i not in batch.failures:
                     written.append((refs[position], places[i], ticks[i]))
         finally:
-            redundant = self._books.end_writes([refs[position] for position in wanted], written)
-            kept = {place for _, place, _ in written}
-            self._free([place for place in reversed(places) if place not in kept] + redundant[::-1])
+            orphans, unused = self._books.end_writes([refs[i] for i in wanted], written)
+            taken = {place for _, place, _ in written}
+            self._places.free([p for p in reversed(places) if p not in taken] + unused)
+        segments = self._space.segments
+        gone = {place.segment for place in places if place.segment not in segments}
+        self._places.lose_segments(gone)  # deleted underneath meanwhile, seen by another thread
         for i, position in enumerate(positions):
-            if places[i].segment not in self._space.segments:  # deleted underneath meanwhile
-                self._books.remove_segment(places[i].segment)
+            if refs[position].key in orphans:
+                outcomes[position] = FailReason.ORPHANED
+            if places[i].segment in gone:
                 outcomes[position] = FailReason.STORAGE
         return outcomes
-
-    def _take_places(self, count: int) -> tuple[list[Place], FailReason]:
-        """Up to `count` places to write to, in disk order, and the reason if they are fewer."""
-        places = self._space.take(count)
-        shortage = FailReason.QUOTA
-        while len(places) < count:
-            try:
-                if not self._space.grow():
-                    break
-            except OSError as error:
-                self._tell_growth_trouble(str(error))
-                shortage = FailReason.STORAGE
-                break
-            self._growth_trouble = None
-            places += self._space.take(count - len(places))
-        if len(places) < count:
-            # One evicting thread at a time: headers are cleared in the order in which pages leave.
-            with self._evicting:
-                places += self._clear_headers(self._books.evict(count - len(places)))
-        places.sort()
-        return places, shortage
-
-    def _tell_growth_trouble(self, trouble: str) -> None:
-        """Once until it changes: every write runs into it."""
-        if trouble != self._growth_trouble:
-            self._growth_trouble = trouble
-            _log.warning(
-                "%s cannot grow: %s; pages that find no room are not stored until it can (where "
-                "the directory was deleted: until the store is opened again)",
-                self._directory.path,
-                trouble,
-            )
-
-    # ---- places
-    def _free(self, places: Sequence[Place]) -> None:
-        """Places that no page is at any more can be written again."""
-        if places:
-            self._space.give(self._clear_headers(places))
-
-    def _clear_headers(self, places: Sequence[Place]) -> list[Place]:
-        """Those of `places` whose headers are zeros on disk now, cleared one after the other.
-
-        Callers pass children before parents: a crash in between leaves a page that can be reached.
-        A slot whose header cannot be cleared is given up: another page in it could be found under
-        the old header.
-        """
-        cleared = []
-        for place in places:
-            segment = self._space.segments.get(place.segment)
-            if segment is None:
-                continue
-            try:
-                segment.clear_header(place.slot)
-            except OSError as error:
-                _log.warning("%s: slot %d is given up: %s", segment.path, place.slot, error)
-            else:
-                cleared.append(place)
-        return cleared
-
-    def _lose_segment(self, number: int) -> None:
-        """The segment's file was deleted underneath: its pages and slots are gone."""
-        if number in self._space.segments:
-            _log.warning("%s: segment %d was deleted underneath", self._directory.path, number)
-        self._space.forget(number)
-        self._books.remove_segment(number)
 
     # ---- life
     @contextlib.contextmanager
@@ -437,10 +374,13 @@ class FileStore:
         if self._released:
             return
         self._released = True
-        self._save_recency()
-        self._crew.close()
-        self._space.close()
-        self._directory.release()
+        try:
+            self._places.clear_again()
+            self._save_recency()
+        finally:
+            self._crew.close()
+            self._space.close()
+            self._directory.release()
 
     def _save_recency(self) -> None:
         used_at = {
@@ -459,6 +399,12 @@ class FileStore:
 
 def _check_refs(refs: Sequence[PageRef]) -> None:
     for ref in refs:
+        if ref.identity and (len(ref.identity) != fmt.KEY_BYTES or not any(ref.identity)):
+            raise StorageError(
+                f"a page has an identity of {len(ref.identity)} bytes; identities have "
+                f"{fmt.KEY_BYTES} bytes, not all of them zero, or none (kvtiers.storage.keys makes "
+                "them)"
+            )
         parent_bytes = fmt.KEY_BYTES if ref.depth else 0
         if len(ref.key) != fmt.KEY_BYTES or len(ref.parent) != parent_bytes:
             raise StorageError(
