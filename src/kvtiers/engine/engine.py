@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import TypeVar
@@ -29,7 +30,7 @@ from kvtiers.engine.messages import Event, FinishReason, GenerationRequest, Toke
 from kvtiers.engine.models import model_directory, models_dir, public_name
 from kvtiers.engine.parts import EngineParts, assemble
 from kvtiers.engine.served_model import ServedModel, load_plain
-from kvtiers.errors import EngineBusy, InvalidRequest
+from kvtiers.errors import EngineBusy, InvalidRequest, InvariantViolation
 from kvtiers.metrics.gauges import Gauges
 from kvtiers.scheduling.executor import SamplingParams
 from kvtiers.scheduling.request import Request
@@ -146,12 +147,14 @@ class LLMEngine:
     def cancel(self, request_id: int) -> None:
         """End a request's answers soon; a request that has ended is left alone."""
 
-        def cancel() -> None:
-            for sequence_id in self._answers.ids(request_id):
-                self.parts.scheduler.cancel(sequence_id)
-                self._answers.end(sequence_id, FinishReason.CANCELLED)
+        self._loop.post(lambda: self._cancel(self._answers.ids(request_id)))
 
-        self._loop.post(cancel)
+    def _cancel(self, sequence_ids: list[int]) -> None:
+        if not self._loop.alive:
+            return  # it is ending, and ends every answer
+        for sequence_id in sequence_ids:
+            self.parts.scheduler.cancel(sequence_id)
+            self._answers.end(sequence_id, FinishReason.CANCELLED)
 
     def take_logits(self, request_id: int, index: int = 0) -> npt.NDArray[np.float32] | None:
         """Captured logits of answer `index`, (tokens, vocabulary), once."""
@@ -206,24 +209,39 @@ class LLMEngine:
     # ------------------------------------------------------------------ commands
 
     def call_in_loop(self, fn: Callable[[EngineParts], T]) -> Future[T]:
-        """Run `fn(parts)` on the loop's thread between two steps; see `port.Engine`."""
+        """Run `fn(parts)` on the loop's thread between two steps; see `port.Engine`.
+
+        After the loop has failed, `fn` sees the parts as they were left.
+        """
         future: Future[T] = Future()
 
         def call() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                self.parts.controller.pump()  # the books show what the last step did ...
-                result = fn(self.parts)
-                self.parts.controller.pump()  # ... and what this did
+                self._pump()  # the books show what the last step did ...
+                try:
+                    result = fn(self.parts)
+                except InvariantViolation:
+                    raise
+                except Exception as error:
+                    future.set_exception(error)  # the caller's: a refusal, which changed nothing
+                    return
+                self._pump()  # ... and what this did
             except BaseException as error:
                 future.set_exception(error)
-            else:
-                future.set_result(result)
+                raise  # a bug, wherever it is met first: the loop fails as it does in a step
+            future.set_result(result)
 
         if not self._loop.post(call):
-            call()
+            with suppress(Exception):  # the future tells; there is no loop to fail
+                call()
         return future
+
+    def _pump(self) -> None:
+        if self._loop.failure is not None:
+            return  # what the parts say now is what they were left with, to be looked at
+        self.parts.controller.pump()
 
     def flush(self, tier: Tier) -> int:
         """Remove every unleased page from a tier; pages removed. Storage: the store is cleared."""
@@ -265,12 +283,17 @@ class LLMEngine:
         deadline = self.parts.clock() + timeout_seconds
         finished = self._loop.wait_idle(timeout_seconds)
         if not finished:
-            for sequence_id in self.call_in_loop(lambda _: self._answers.ids()).result():
-                self.cancel(sequence_id)
+            self._loop.post(lambda: self._cancel(self._answers.ids()))
         if self._loop.failure is not None:
             return False  # nothing is known about the parts any more
         left = max(0.0, deadline - self.parts.clock())
-        if not self.call_in_loop(lambda parts: parts.save(left)).result():
+        try:
+            saved = self.call_in_loop(lambda parts: parts.save(left)).result()
+        except Exception:
+            if self._loop.failure is None:
+                raise
+            return False  # it failed meanwhile, and has said so
+        if not saved:
             log.warning(
                 "copies were still under way after %g seconds of draining; pages that had not "
                 "reached storage are lost at exit and computed again when asked for: give more "
@@ -283,7 +306,12 @@ class LLMEngine:
         """End the thread and release everything. Requests that still run end as cancelled."""
         self._draining = True
         self._loop.end()
-        self.parts.close(CLOSE_SECONDS)
+        try:
+            self.parts.close(CLOSE_SECONDS)
+        except Exception:
+            if self._loop.failure is None:
+                raise
+            log.exception("what the engine's loop left when it failed does not close properly")
 
 
 def _seeded(params: SamplingParams, index: int) -> SamplingParams:

@@ -7,8 +7,9 @@ request is checked. The one place where other threads meet the parts: they post,
                        ├──> [commands] ──> step ──> deliver ──> rest until there is news ──┐
                        └───────────────────────<──────────────────────────────────────────┘
 
-Invariants: the parts are touched by this thread alone while it lives; whatever ends it, every
-answer gets its `FinishEvent` and every posted command is run or told.
+Invariants: the parts are touched by this thread alone while it takes commands; whatever ends it,
+every answer gets its `FinishEvent` and every posted command is run, also when others raise; after
+a failure the scheduler is not called any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -71,7 +73,11 @@ class EngineLoop:
         self._thread.start()
 
     def post(self, command: Callable[[], None]) -> bool:
-        """Have `command`, which must not raise, run between two steps; False: no thread."""
+        """Have `command` run between two steps; False: no thread takes it.
+
+        What it raises ends the loop, as what a step raises does: a command tells its caller of
+        what is the caller's, and raises only what is a bug.
+        """
         with self._lock:
             if self._thread is None or self._ended:
                 return False
@@ -96,17 +102,15 @@ class EngineLoop:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        # OpenMP keeps the number of threads per calling thread.
-        torch.set_num_threads(self._parts.config.num_threads)
         try:
+            # OpenMP keeps the number of threads per calling thread.
+            torch.set_num_threads(self._parts.config.num_threads)
             while not self._ending:
-                self._take_commands()
+                while (command := self._next_command()) is not None:
+                    command()
                 self._step()
         except BaseException as error:
-            # A bug, by definition: failing forwards, copies and stores are outcomes. Nothing is
-            # known about the parts any more, so nothing more is computed.
-            self.failure = error
-            log.exception("the engine's loop has ended; its requests fail")
+            self._fail(error)
         finally:
             self._close()
 
@@ -148,29 +152,49 @@ class EngineLoop:
             self._next_audit = now + parts.config.audit_seconds
             parts.audit()
 
-    def _take_commands(self) -> None:
-        while True:
-            with self._lock:
-                if not self._mailbox:
-                    return
-                command = self._mailbox.popleft()
-            command()
+    def _next_command(self) -> Callable[[], None] | None:
+        with self._lock:
+            return self._mailbox.popleft() if self._mailbox else None
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug, by definition: failing forwards, copies and stores are outcomes, and a command
+        tells its caller of what is the caller's. Nothing is known about the parts any more, so
+        nothing more is computed."""
+        if self.failure is None:
+            self.failure = error
+            log.exception("the engine's loop has ended; its requests fail")
+        else:
+            log.exception("after the engine's loop had failed")
 
     def _close(self) -> None:
-        """Leave nobody waiting: take what is in the mailbox, then end every answer."""
+        """Leave nobody waiting: take what is in the mailbox, and end every answer."""
         with self._lock:
             self._ending = True
-        while True:
-            self._take_commands()
+        while not self._ended:
+            while (command := self._next_command()) is not None:
+                self._attempt(command)
+            for sequence_id in self._answers.ids():
+                self._attempt(partial(self._end_answer, sequence_id))
+            # Only now, for whoever posts in vain then works on the parts in a thread of his own.
             with self._lock:
                 self._ended = not self._mailbox
-                if self._ended:
-                    break
-        for sequence_id in self._answers.ids():
-            if self.failure is None:
-                self._parts.scheduler.cancel(sequence_id)
-                self._answers.end(sequence_id, FinishReason.CANCELLED, "the engine was stopped")
-            else:
-                message = f"the engine failed: {type(self.failure).__name__}: {self.failure}"
-                self._answers.end(sequence_id, FinishReason.FAILED, message)
         self._idle.set()
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do one of the last things; should it raise, the others are done all the same."""
+        try:
+            action()
+        except BaseException as error:
+            self._fail(error)
+
+    def _end_answer(self, sequence_id: int) -> None:
+        if self.failure is None:
+            try:
+                self._parts.scheduler.cancel(sequence_id)
+            except BaseException as error:
+                self._fail(error)
+        if self.failure is None:
+            self._answers.end(sequence_id, FinishReason.CANCELLED, "the engine was stopped")
+        else:
+            message = f"the engine failed: {type(self.failure).__name__}: {self.failure}"
+            self._answers.end(sequence_id, FinishReason.FAILED, message)

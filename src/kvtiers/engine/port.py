@@ -124,8 +124,9 @@ class Engine(Protocol):
         """Run `fn(parts)` on the engine's thread between two steps.
 
         `parts` is `EngineParts` (cache, ledger, controller, scheduler, clock), and the ledger
-        shows everything that has happened. What `fn` raises is raised by the future. Before
-        `start` and after `stop` it runs on the caller's thread.
+        shows everything that has happened. What `fn` raises is raised by the future; an
+        `InvariantViolation` ends the engine besides. Before `start` and after `stop` it runs on
+        the caller's thread.
         """
         ...
 
