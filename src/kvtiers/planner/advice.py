@@ -63,12 +63,11 @@ def _steps(plan: Plan) -> tuple[str, ...]:
         f"{_seconds(steps[0].ttft_p95_seconds)}."
     ]
     for before, after in itertools.pairwise(steps):
-        gained = after.hit_ratio - before.hit_ratio
+        points = round(100 * (after.hit_ratio - before.hit_ratio), 1) + 0.0  # no -0.0
         more = after.candidate.cost(plan.prices) - before.candidate.cost(plan.prices)
         dearer = f", for {gib_text(more)} of host memory or its worth" if more else ""
         sentences.append(
-            f"To {_named(after)}{dearer}: hits {'+' if gained >= 0 else ''}"
-            f"{100 * gained:.1f} points to "
+            f"To {_named(after)}{dearer}: hits {points:+.1f} points to "
             f"{_percent(after.hit_ratio)}, TTFT p95 from {_seconds(before.ttft_p95_seconds)} to "
             f"{_seconds(after.ttft_p95_seconds)}."
         )
