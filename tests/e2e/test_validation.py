@@ -121,6 +121,10 @@ def test_a_kept_run_is_judged_again_by_the_command(run: tuple[Path, _Silent]) ->
     assert "DIFFER" in found.stdout
 
 
-def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"live\.json: cannot be read"):
+def test_a_record_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"live\.json: cannot be read: No such file"):
         judge(tmp_path, 0.02, _Silent())
+    for damaged in ("", "[]", "{}", '{"kvtiers_validation": 1, "run": {}}'):
+        (tmp_path / "live.json").write_text(damaged)
+        with pytest.raises(ConfigError, match=r"live\.json: is no record of a validation"):
+            judge(tmp_path, 0.02, _Silent())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import shutil
 import signal
 import sys
@@ -77,7 +78,7 @@ def validate(
     keep: Annotated[
         Path | None,
         typer.Option(
-            help="Keep calibration, trace and books of the run in this directory.",
+            help="Keep calibration, trace and books of the run in this directory, a new one.",
             rich_help_panel=_VERDICT,
         ),
     ] = None,
@@ -110,24 +111,20 @@ def validate(
     """
     from rich.console import Console
 
+    from kvtiers.validation.preflight import (
+        check_kept,
+        check_settings,
+        check_target,
+        check_workload,
+    )
     from kvtiers.validation.report import print_validation
     from kvtiers.validation.run import judge, measure
     from kvtiers.validation.settings import Settings
     from kvtiers.validation.workload import WorkloadShape
 
+    _check_numbers(clients, conversations, turns, seed, pause_seconds, tolerance)
     if keep is not None and again is not None:
         raise ConfigError("--keep and --again contradict each other; give one")
-    if again is not None and not again.is_dir():
-        raise ConfigError(f"--again {again}: there is no such directory")
-    if (
-        min(clients, conversations, turns) < 1
-        or (pause_seconds or 0) < 0
-        or not 0 <= tolerance <= 1
-    ):
-        raise ConfigError(
-            "--clients, --conversations and --turns are at least 1, --pause-seconds is not "
-            "negative, and --tolerance is between 0 and 1"
-        )
     # so that a `kill` ends the servers too, on the way out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     settings = Settings(
@@ -141,12 +138,18 @@ def validate(
         prefetch_policy=prefetch_policy,
     )
     shape = WorkloadShape(clients, conversations, turns, pause_seconds, seed=seed)
+    if again is not None:
+        check_kept(again)
+    else:
+        check_settings(settings)
+        if keep is not None:
+            check_target(keep)
+        check_workload(settings, shape)
     console = Console()
     # Under --json stdout is the document's; how far it is goes to stderr.
     told = Console(stderr=True) if json else console
     directory = again or keep or Path(tempfile.mkdtemp(prefix="kvtiers-validate-"))
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         with _progress(told) as progress:
             stages = _Stages(progress, told)
             if again is None:
@@ -161,6 +164,36 @@ def validate(
         print_validation(console, validation)
     if not validation.comparison.hits_agree:
         raise typer.Exit(1)
+
+
+def _check_numbers(
+    clients: int,
+    conversations: int,
+    turns: int,
+    seed: int,
+    pause_seconds: float | None,
+    tolerance: float,
+) -> None:
+    """`ConfigError` for numbers that no run can have, all at once."""
+    least = {
+        "--clients": (clients, 1),
+        "--conversations": (conversations, 1),
+        "--turns": (turns, 1),
+        "--seed": (seed, 0),
+    }
+    problems = [
+        f"{flag} is {number}; it must be at least {limit}"
+        for flag, (number, limit) in least.items()
+        if number < limit
+    ]
+    if pause_seconds is not None and not 0 <= pause_seconds < math.inf:
+        problems.append(
+            f"--pause-seconds is {pause_seconds:g}; it must be a finite number, 0 or more"
+        )
+    if not 0 <= tolerance <= 1:
+        problems.append(f"--tolerance is {tolerance:g}; it lies in 0..1")
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 class _Stages:

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import httpx
 
 from kvtiers.demo.books import is_balanced, settle
-from kvtiers.demo.client import DemoError
+from kvtiers.errors import KvtiersError
 from kvtiers.validation.counts import Counts, counts_of_exposition
 from kvtiers.validation.workload import Client, WorkloadShape, clients_of
 
 REQUEST_SECONDS_MAX = 300.0
+
+
+class RunBrokeOff(KvtiersError, RuntimeError):
+    """A run of a validation could not be carried out to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +39,16 @@ class LiveRun:
 def play(url: str, shape: WorkloadShape, answered: Callable[[], None]) -> LiveRun:
     """Play a whole workload against a fresh server; `answered` is called after each answer.
 
-    Raises `DemoError` when the server refuses or fails a request, or does not answer.
+    Raises `RunBrokeOff` when the server refuses or fails a request, or does not answer.
     """
     try:
         return asyncio.run(_play(url, shape, answered))
-    except* (DemoError, httpx.HTTPError) as group:
+    except* (RunBrokeOff, httpx.HTTPError) as group:
         first = group.exceptions[0]
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         why = str(first) or type(first).__name__
-        raise DemoError(f"the workload broke off: {why}") from first
+        raise RunBrokeOff(f"the workload broke off: {why}") from first
 
 
 async def _play(url: str, shape: WorkloadShape, answered: Callable[[], None]) -> LiveRun:
@@ -59,6 +63,8 @@ async def _play(url: str, shape: WorkloadShape, answered: Callable[[], None]) ->
                 group.create_task(crowd.serve(client))
         await settle(http)
         state = (await http.get("/cache/state")).raise_for_status().json()
+        if state["recording"]["problem"]:
+            raise RunBrokeOff(f"the server could not record: {state['recording']['problem']}")
         metrics = (await http.get("/metrics")).raise_for_status().text
         return LiveRun(
             counts=counts_of_exposition(metrics),
@@ -106,6 +112,14 @@ class _Crowd:
         }
         response = await self._http.post("/v1/chat/completions", json=body)
         if response.status_code != 200:
-            raise DemoError(f"the server refused a question: {response.text}")
+            raise RunBrokeOff(f"the server refused a question: {_reason(response)}")
         text: str = response.json()["choices"][0]["message"]["content"]
         return text
+
+
+def _reason(response: httpx.Response) -> str:
+    """What the server says of an error, without the JSON around it."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"status {response.status_code}"

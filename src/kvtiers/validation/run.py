@@ -34,7 +34,7 @@ from kvtiers.planner.served import HttpServed
 from kvtiers.types import HitSplit
 from kvtiers.validation.compare import Answered, Comparison, compare
 from kvtiers.validation.counts import Counts, counts_of_ledger
-from kvtiers.validation.live import LiveRun, play
+from kvtiers.validation.live import LiveRun, RunBrokeOff, play
 from kvtiers.validation.settings import Settings
 from kvtiers.validation.workload import WorkloadShape
 from kvtiers.workload import TraceRequest, open_trace
@@ -104,8 +104,8 @@ def measure(
 ) -> None:
     """Calibrate one server, record the workload on a fresh one, keep all of it in `directory`.
 
-    Raises `DemoError` when a server does not start, breaks off or does not drain, and
-    `ConfigError` when it cannot be calibrated.
+    Raises `RunBrokeOff` when a server does not start, breaks off or does not drain, or the
+    directory cannot be written, and `ConfigError` when it cannot be calibrated.
     """
     experiment = experiment or Experiment(flush=True)
     parts = experiment.measurements
@@ -252,14 +252,19 @@ def _server(
         yield server
         status = server.stop()
         if status:
-            raise DemoError(f"the server exited with {status}:\n{server.end_of_log()}")
+            raise RunBrokeOff(f"the server exited with {status}:\n{server.end_of_log()}")
+    except DemoError as error:  # of the child process, which the demo has as well
+        raise RunBrokeOff(str(error)) from error
     finally:
         server.kill()
         shutil.rmtree(storage, ignore_errors=True)
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    except OSError as error:
+        raise RunBrokeOff(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _read_live(path: Path) -> tuple[Settings, LiveRun, float]:
@@ -273,7 +278,10 @@ def _read_live(path: Path) -> tuple[Settings, LiveRun, float]:
             LiveRun(**{**run, "counts": Counts(**run["counts"])}),
             float(document["slower_after"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as the record of a validation of version {VERSION}: {error!r}"
+            f"{path}: is no record of a validation of version {VERSION}, or is damaged "
+            f"({type(error).__name__}: {error}); measure again with --keep"
         ) from error
