@@ -145,7 +145,11 @@ class EngineConfig:
         flag, host = ("--host-gib", self.host_gib)
         if self.host_pages is not None:
             flag, host = ("--host-pages", self.host_pages)
-        return [f"{flag} is 0 and {_STORAGE_NEEDS_HOST}; raise {flag} or use no storage"] if host == 0 else []
+        return (
+            [f"{flag} is 0 and {_STORAGE_NEEDS_HOST}; raise {flag} or use no storage"]
+            if host == 0
+            else []
+        )
 
     def tier_pages(self, page_bytes: int) -> tuple[int, int]:
         """Pages of the device and the host tier, for a model whose page takes `page_bytes`."""
