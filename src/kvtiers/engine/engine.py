@@ -30,6 +30,7 @@ from kvtiers.engine.messages import Event, FinishReason, GenerationRequest, Toke
 from kvtiers.engine.models import model_directory, models_dir, public_name
 from kvtiers.engine.parts import EngineParts, assemble
 from kvtiers.engine.served_model import ServedModel, load_plain
+from kvtiers.engine.storage_commands import StorageCommands
 from kvtiers.errors import EngineBusy, InvalidRequest, InvariantViolation
 from kvtiers.metrics.gauges import Gauges
 from kvtiers.scheduling.executor import SamplingParams
@@ -64,6 +65,7 @@ class LLMEngine:
         self.host_pages = parts.cache.config.host_pages
         self._answers = Answers(codec.decode, parts.scheduler.finish, self._remember)
         self._loop = EngineLoop(parts, self._answers)
+        self._storage = StorageCommands(parts, self.call_in_loop)
         self._ids = count(1)
         self._lock = threading.Lock()
         self._draining = False
@@ -246,12 +248,9 @@ class LLMEngine:
     def flush(self, tier: Tier) -> int:
         """Remove every unleased page from a tier; pages removed. Storage: the store is cleared."""
 
-        def flush(parts: EngineParts) -> int:
-            if tier is Tier.STORAGE:
-                return parts.clear_storage()
-            return parts.cache.flush(tier, parts.clock())
-
-        return self.call_in_loop(flush).result()
+        if tier is Tier.STORAGE:
+            return self._storage.clear()
+        return self.call_in_loop(lambda parts: parts.cache.flush(tier, parts.clock())).result()
 
     def pin(self, prompt: TokenArray, cache_salt: str, ttl_seconds: float) -> int | None:
         """Keep the cached part of a prompt until `unpin` or the TTL; None: nothing matched."""
@@ -265,11 +264,11 @@ class LLMEngine:
 
     def attach_storage(self) -> None:
         """Open the configured storage directory and use it."""
-        self.call_in_loop(lambda parts: parts.attach_storage()).result()
+        self._storage.attach()
 
     def detach_storage(self) -> None:
         """Stop using storage and release its directory."""
-        self.call_in_loop(lambda parts: parts.detach_storage()).result()
+        self._storage.detach()
 
     # ------------------------------------------------------------------ life
 

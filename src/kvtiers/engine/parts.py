@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -26,6 +28,7 @@ from kvtiers.engine.config import GIB, EngineConfig
 from kvtiers.engine.executor import TorchExecutor
 from kvtiers.engine.pools import KvPools
 from kvtiers.engine.served_model import ServedModel
+from kvtiers.engine.store_closing import close_apart, wait_closed
 from kvtiers.engine.what_if import WhatIf
 from kvtiers.errors import ConfigError, StorageError
 from kvtiers.metrics.gauges import Gauges
@@ -47,6 +50,10 @@ log = logging.getLogger(__name__)
 
 BACKEND = "file"
 """Name of the store in `storage_errors_total{backend}` and the like."""
+
+DETACH_SECONDS = 1.0
+"""How long the engine stands still, when storage is detached, for the calls that are in the store.
+What takes longer is seen to later."""
 
 StoreFactory: TypeAlias = Callable[[EngineConfig, KvPools], PageStore]
 
@@ -126,30 +133,41 @@ class EngineParts:
 
     # ------------------------------------------------------------------ storage comes and goes
 
-    def attach_storage(self) -> None:
-        """Open the configured directory and use it. `StorageError` or `ConfigError` if it fails."""
+    def check_detached(self) -> None:
+        """Raise `StorageError` where storage is attached."""
         if self.store is not None:
             raise StorageError(f"storage is attached already ({self.config.storage_dir})")
-        store = self.open_store(self.config, self.pools)
+
+    def attach_storage(self, store: PageStore) -> None:
+        """Use a store that was opened. When this raises, it is still the caller's to close."""
+        self.check_detached()
         self.controller.attach(storage_worker(store, self.config, self.pools))
         self.store = store
 
-    def detach_storage(self) -> None:
-        """Stop using storage and release its directory."""
+    def detach_storage(self) -> Future[None] | None:
+        """Stop using storage; what is returned is done when the store is closed.
+
+        A call that is stuck in the store keeps its directory locked until it ends.
+        """
         store = self.store
         if store is None:
-            return
+            return None
         self.store = None
-        if self.controller.detach():
-            store.close()
+        try:
+            if not self.controller.detach(DETACH_SECONDS):
+                log.warning(
+                    "storage is detached, and a call to it has not returned yet: %s stays locked "
+                    "until it does",
+                    self.config.storage_dir,
+                )
+        finally:
+            closed = close_apart(store)
+        return closed
 
-    def clear_storage(self) -> int:
-        """Delete every stored page; returns how many there were."""
-        if self.store is None:
-            return 0
-        removed = self.store.clear()
-        self.cache.attach_storage(self.clock())  # what it knew of the store's content is void
-        return removed
+    def forget_stored(self, store: PageStore) -> None:
+        """What the cache knew of the content of `store` is void."""
+        if self.store is store:
+            self.cache.attach_storage(self.clock())
 
     def save(self, timeout_seconds: float) -> bool:
         """Bring down to storage what the policies have put off, so that a restart finds it.
@@ -178,14 +196,19 @@ class EngineParts:
         )
 
     def close(self, timeout_seconds: float) -> bool:
-        """Stop copying and release storage; False when a copy had not returned in that time."""
-        stopped = self.controller.close(timeout_seconds)
-        if self.store is not None and stopped:
-            self.store.close()
-            self.store = None
-        if self.recorder is not None:
-            self.recorder.end()
-        return stopped
+        """Stop copying and release storage; False when a copy had not returned in that time.
+
+        Storage is released in any case: a call that is stuck in it keeps it until it ends.
+        """
+        try:
+            return self.controller.close(timeout_seconds)
+        finally:
+            store, self.store = self.store, None
+            closed = None if store is None else close_apart(store)
+            if self.recorder is not None:
+                self.recorder.end()
+            if closed is not None:
+                wait_closed(closed)
 
 
 def cpu_transfer(pools: KvPools) -> Transfer:
@@ -248,59 +271,67 @@ def assemble(
     )
     ledger = Ledger(config.page_tokens, (pools.spec,), device_pages, host_pages, (BACKEND,))
     clock = time.monotonic
-    store = open_store(config, pools) if config.storage_dir is not None else None
-    # The cache takes its own leases only; the shells see them as `LeaseView`s.
-    cache = cast(PrefixCache, core)
-    recorder = None
-    if config.decision_log is not None:
-        cache = recorder = RecordedCache.to_file(cache, config.decision_log)
-    controller = CacheController(
-        cache,
-        ledger.fold,
-        make_transfer(pools) if pools.host is not None else None,
-        storage_worker(store, config, pools) if store is not None else None,
-        deadlines=Deadlines(load_back=config.load_timeout_seconds),
-        clock=clock,
-    )
-    capture = LogitsCapture(config.capture_logits_mib << 20) if config.capture_logits_mib else None
-    executor = TorchExecutor(
-        model.model,
-        pools,
-        wait_layer=controller.wait_layer,
-        load_timeout_seconds=config.load_timeout_seconds,
-        capture=capture,
-    )
-    scheduler = Scheduler(
-        cache,
-        executor,
-        config=SchedulerConfig(
-            policy=config.schedule_policy,
-            max_running=config.max_running_requests,
-            max_step_tokens=config.max_batch_tokens,
-            max_prefill_tokens=config.max_batch_tokens,
-            eos_token_ids=frozenset(eos_token_ids),
-        ),
-        sink=ledger.fold,
-        pump=controller.pump,
-        clock=clock,
-    )
-    return EngineParts(
-        config=config,
-        model=model,
-        pools=pools,
-        cache=cache,
-        core=core,
-        ledger=ledger,
-        controller=controller,
-        scheduler=scheduler,
-        executor=executor,
-        capture=capture,
-        what_if=_what_if(config, device_pages, host_pages, page_bytes),
-        clock=clock,
-        open_store=open_store,
-        store=store,
-        recorder=recorder,
-    )
+    with ExitStack() as opened:
+        store = None
+        if config.storage_dir is not None:
+            store = open_store(config, pools)
+            opened.callback(store.close)  # or a failure below would leave its directory locked
+        # The cache takes its own leases only; the shells see them as `LeaseView`s.
+        cache = cast(PrefixCache, core)
+        recorder = None
+        if config.decision_log is not None:
+            cache = recorder = RecordedCache.to_file(cache, config.decision_log)
+        controller = CacheController(
+            cache,
+            ledger.fold,
+            make_transfer(pools) if pools.host is not None else None,
+            storage_worker(store, config, pools) if store is not None else None,
+            deadlines=Deadlines(load_back=config.load_timeout_seconds),
+            clock=clock,
+        )
+        capture = (
+            LogitsCapture(config.capture_logits_mib << 20) if config.capture_logits_mib else None
+        )
+        executor = TorchExecutor(
+            model.model,
+            pools,
+            wait_layer=controller.wait_layer,
+            load_timeout_seconds=config.load_timeout_seconds,
+            capture=capture,
+        )
+        scheduler = Scheduler(
+            cache,
+            executor,
+            config=SchedulerConfig(
+                policy=config.schedule_policy,
+                max_running=config.max_running_requests,
+                max_step_tokens=config.max_batch_tokens,
+                max_prefill_tokens=config.max_batch_tokens,
+                eos_token_ids=frozenset(eos_token_ids),
+            ),
+            sink=ledger.fold,
+            pump=controller.pump,
+            clock=clock,
+        )
+        parts = EngineParts(
+            config=config,
+            model=model,
+            pools=pools,
+            cache=cache,
+            core=core,
+            ledger=ledger,
+            controller=controller,
+            scheduler=scheduler,
+            executor=executor,
+            capture=capture,
+            what_if=_what_if(config, device_pages, host_pages, page_bytes),
+            clock=clock,
+            open_store=open_store,
+            store=store,
+            recorder=recorder,
+        )
+        opened.pop_all()
+    return parts
 
 
 def _what_if(config: EngineConfig, device_pages: int, host_pages: int, page_bytes: int) -> WhatIf:

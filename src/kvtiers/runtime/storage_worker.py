@@ -93,11 +93,12 @@ class StorageWorker:
             staging = StagingArea(specs, self._read_pages)
             return lambda job: self._run(job, lambda: self._read(job, staging))
 
+        # Readers first: they take memory, and where there is too little no thread has started.
         self._lanes: dict[StorageOp, Lane[Job]] = {
+            StorageOp.READ: Lane("prefetch", read_threads, self._lock, reader),
             StorageOp.EXISTS: Lane(
                 "lookup", 1, self._lock, lambda: lambda job: self._run(job, lambda: self._look(job))
             ),
-            StorageOp.READ: Lane("prefetch", read_threads, self._lock, reader),
             StorageOp.WRITE: Lane(
                 "store", 1, self._lock, lambda: lambda job: self._run(job, lambda: self._write(job))
             ),
