@@ -53,6 +53,8 @@ def refused(*arguments: object) -> str:
         ("plan", [*MODEL, "--host-sizes", "1,x"], "--host-sizes: 'x' is not a number"),
         ("plan", [*MODEL, "--host-sizes", "0.0001"], "--host-sizes 0.0001: a page of 16 tokens"),
         ("plan", [*MODEL, "--device-gib", "0.0001"], "takes 2 MiB; give at least 0.00196"),
+        ("plan", [*MODEL, "--device-gib", "1e9"], "keeps account of 50,000,000 at most"),
+        ("plan", [*MODEL, "--host-sizes", "1e9"], "give less (--host-sizes)"),
     ],
 )
 def test_sizes_that_are_none(trace: Path, command: str, options: list[str], words: str) -> None:
@@ -73,6 +75,17 @@ def test_output_that_could_not_be_written(
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"), [(["curve"], "--plot"), (["plan", *MODEL], "--report")]
+)
+def test_an_output_never_takes_the_place_of_the_trace(
+    trace: Path, command: list[str], flag: str
+) -> None:
+    name, *options = command
+    same = trace.parent / ".." / trace.parent.name / trace.name
+    assert "is the trace that is read" in refused(name, trace, *options, flag, same)
+
+
 def test_a_trace_is_not_made_up_for_nothing(tmp_path: Path) -> None:
     assert "is a directory" in refused("synth", tmp_path)
     assert "there is no directory" in refused("synth", tmp_path / "missing" / "trace.jsonl")
@@ -86,6 +99,8 @@ def test_a_trace_is_not_made_up_for_nothing(tmp_path: Path) -> None:
         (["--device", "1", "--host", "-2"], "--host is -2"),
         (["--device", "1", "--storage", "1"], "reached through the host tier: give --host"),
         (["--device", "1", "--host", "1", "--storage", "-1"], "--storage is -1"),
+        (["--device", "1e12"], "--device 1e+12 (gib) is 5.12e+14 pages of 16 tokens"),
+        (["--device", "1", "--host", "1e12"], "keeps account of 50,000,000 at most"),
         (["--device", "1", "--page-tokens", "0"], "--page-tokens is 0"),
         (["--device", "1", "--speed", "0"], "--speed is 0"),
         (["--device", "1", "--devices", "0"], "--devices is 0"),

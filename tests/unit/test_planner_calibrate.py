@@ -265,8 +265,22 @@ def test_the_command_writes_a_file_that_replays_can_use(
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [("localhost", "http://HOST:PORT"), ("http://127.0.0.1:9", "does not answer")],
+    [
+        ("localhost", "http://HOST:PORT"),
+        ("http://", "http://HOST:PORT"),
+        ("http://[", "http://HOST:PORT"),
+        ("http://127.0.0.1:port", "http://HOST:PORT"),
+        ("http://127.0.0.1:9", "does not answer"),
+    ],
 )
 def test_an_address_without_a_server_is_an_error(address: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CliRunner().invoke(build(["calibrate"]), ["calibrate", address], catch_exceptions=False)
+
+
+def test_a_server_of_something_else_is_told_as_one(
+    url: str, handler: type[_Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "do_GET", lambda self: self._answer("<html>hello</html>"))
+    with pytest.raises(ConfigError, match="only those can be calibrated"):
+        CliRunner().invoke(build(["calibrate"]), ["calibrate", url], catch_exceptions=False)

@@ -215,7 +215,8 @@ def test_a_machine_of_the_table_is_unvalidated_and_a_calibrated_one_says_its_sou
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"kvtiers_calibration": 9}', '{"kvtiers_calibration": 1}']
+    "content",
+    ["", "[]", "{}", '{"a": NaN}', '{"kvtiers_calibration": 9}', '{"kvtiers_calibration": 1}'],
 )
 def test_a_bad_calibration_is_refused_by_name(tmp_path, content: str) -> None:
     path = tmp_path / "bad.json"
@@ -268,6 +269,14 @@ def test_bytes_are_spread_over_the_time_that_they_took() -> None:
     assert times == [1.0, 3.0]
     assert values == pytest.approx([75.0, 25.0])
     assert coarsened({}, 10) == ([], [])
+
+
+def test_time_in_which_nothing_happens_takes_no_room() -> None:
+    flows = Flows()
+    flows.levels(0.0, 1.0, waiting=1, running=2)
+    flows.levels(1.0, 1e12, waiting=0, running=0)
+    assert dict(flows.waiting) == {0: 1.0}
+    assert dict(flows.running) == {0: 2.0}
 
 
 def test_a_distribution_of_nothing_is_none() -> None:

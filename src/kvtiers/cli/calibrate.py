@@ -62,7 +62,12 @@ def calibrate(
     check_output(out, "--out")
     check_whole(1, repeats=repeats)
     check_whole(_VOCAB_TOKENS_MIN, vocab_tokens=vocab_tokens)
-    if urlsplit(url).scheme not in ("http", "https"):
+    try:
+        address = urlsplit(url)
+        meant = address.scheme in ("http", "https") and bool(address.hostname)
+    except ValueError:
+        meant = False
+    if not meant:
         raise ConfigError(f"'{url}' is not the address of a server; write http://HOST:PORT")
     try:
         sizes = [int(part) for part in lengths.split(",")]
@@ -74,7 +79,7 @@ def calibrate(
     experiment = Experiment(sizes, vocab_tokens, repeats, seed, flush=flush)
     server = HttpServed(url.rstrip("/"), api_key, admin_key)
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    machine = measure(server, experiment, urlsplit(url).netloc, f"{when} UTC at {url}")
+    machine = measure(server, experiment, address.netloc, f"{when} UTC at {url}")
     typer.echo(described(machine))
     text = json.dumps(calibration_document(machine), indent=2) + "\n"
     write_output(out, text, "--out", rest=f"its content, to be saved elsewhere:\n{text}")

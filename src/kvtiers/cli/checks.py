@@ -47,12 +47,17 @@ def check_whole(at_least: int, **numbers: int | None) -> None:
             )
 
 
-def check_output(path: Path | None, flag: str) -> None:
-    """`ConfigError` for a file that could not be written in the end; nothing is written yet."""
+def check_output(path: Path | None, flag: str, *, not_over: Path | None = None) -> None:
+    """`ConfigError` for a file that could not be written in the end; nothing is written yet.
+
+    Nor may it be the file that is read, `not_over`.
+    """
     if path is None:
         return
     if path.is_dir():
         raise ConfigError(f"{flag} {path} is a directory; name a file")
+    if not_over is not None and path.exists() and not_over.exists() and path.samefile(not_over):
+        raise ConfigError(f"{flag} {path} is the trace that is read; name another file")
     if not path.parent.is_dir():
         raise ConfigError(f"{flag} {path}: there is no directory {path.parent}; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -74,7 +74,7 @@ def curve(
     --device, --host and --storage, what each tier hits is read off the curve for inclusive and for
     exclusive retention.
     """
-    check_output(plot, "--plot")
+    check_output(plot, "--plot", not_over=trace)
     check_whole(0, seed=seed)
     if sample is not None and not 0 < sample <= 1:
         raise ConfigError(

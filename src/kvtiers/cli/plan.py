@@ -35,7 +35,7 @@ from kvtiers.planner.plan import Space, make_plan
 from kvtiers.planner.plan_json import plan_document
 from kvtiers.planner.report import html_report
 from kvtiers.planner.search import Prices, Target
-from kvtiers.planner.units import GIB, enough_text, gib_text, parse_capacities
+from kvtiers.planner.units import GIB, PAGES_MAX, enough_text, gib_text, parse_capacities
 
 _TARGET, _SPACE = "The target", "What to look at"
 
@@ -108,7 +108,7 @@ def plan(
     best TTFT p95. With several: the cheapest that reaches all of them; where none does, the one
     within the budget that comes closest, and the answer says so.
     """
-    check_output(report, "--report")
+    check_output(report, "--report", not_over=trace)
     check_whole(1, processes=processes, page_tokens=page_tokens)
     check_positive(device_gib=device_gib, budget_gib=budget_gib, speed=speed)
     check_sizes(
@@ -130,6 +130,7 @@ def plan(
     columns = reading.load(trace)
     setting = Setting(shape, found, page_tokens_of(page_tokens, columns.block_tokens), speed)
     _check_pages_fit(space, setting.screening(columns.block_tokens))
+    _check_pages_countable(space, setting)
     reached = Reached()
     try:
         with plan_progress() as told:
@@ -180,6 +181,22 @@ def _check_pages_fit(space: Space, setting: Setting) -> None:
             raise ConfigError(
                 f"{flag} {size:g}: a page of {setting.page_tokens} tokens of {setting.model.name} "
                 f"takes {gib_text(setting.page_gib)}; give at least {enough_text(setting.page_gib)}"
+            )
+
+
+def _check_pages_countable(space: Space, setting: Setting) -> None:
+    """`ConfigError` for a tier of more pages than a replay can keep account of."""
+    given = [
+        ("the device", "--device-gib", space.device_gib),
+        *(("a host", "--host-sizes", size) for size in space.host_sizes or ()),
+    ]
+    for tier, flag, size in given:
+        pages = size / setting.page_gib
+        if pages > PAGES_MAX:
+            raise ConfigError(
+                f"{tier} of {gib_text(size)} is {pages:.3g} pages of {setting.page_tokens} tokens; "
+                f"a replay keeps account of {PAGES_MAX:,} at most: give less ({flag}), or larger "
+                "--page-tokens"
             )
 
 

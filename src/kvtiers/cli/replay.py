@@ -33,7 +33,7 @@ from kvtiers.planner.logical import STAGING, LogicalResult, replay_logically
 from kvtiers.planner.replay import ReplayConfig
 from kvtiers.planner.replay import replay as replay_in_time
 from kvtiers.planner.summary import summarise
-from kvtiers.planner.units import CapacityScale, CapacityUnit, enough_text
+from kvtiers.planner.units import PAGES_MAX, CapacityScale, CapacityUnit, enough_text
 from kvtiers.types import (
     CacheConfig,
     PoolSpec,
@@ -201,6 +201,11 @@ def _pages(scale: CapacityScale, flag: str, size: float) -> int:
         raise ConfigError(
             f"{flag} {size:g} ({scale.unit}) holds no page of {scale.block_tokens} tokens; give at "
             f"least {enough_text(scale.units_per_block)}"
+        )
+    if pages > PAGES_MAX and flag != "--storage":
+        raise ConfigError(
+            f"{flag} {size:g} ({scale.unit}) is {pages:.3g} pages of {scale.block_tokens} tokens; "
+            f"a replay keeps account of {PAGES_MAX:,} at most: give less, or count in larger pages"
         )
     return pages
 

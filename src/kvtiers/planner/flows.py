@@ -53,6 +53,8 @@ class Flows:
 
     def levels(self, since: float, until: float, waiting: int, running: int) -> None:
         """So many requests waited and ran from `since` to `until`."""
+        if not waiting and not running:  # hours of it, between the requests of a quiet trace
+            return
         for index, share in _bins(since, until):
             seconds = share * (until - since)
             self.waiting[index] += waiting * seconds

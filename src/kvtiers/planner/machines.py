@@ -173,8 +173,8 @@ def machine_of_table(name: str, model: ModelShape, devices: int = 1) -> Machine:
 def read_calibration(path: Path) -> Machine:
     """The machine that a calibration file describes; `ConfigError` names what is wrong with it."""
     try:
-        document = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        document = json.loads(path.read_text(), parse_constant=_no_number)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as a calibration: {error}") from error
     version = document.get("kvtiers_calibration") if isinstance(document, dict) else None
     if version is None:
@@ -201,6 +201,10 @@ def read_calibration(path: Path) -> Machine:
         raise ConfigError(f"{path}: is not a whole calibration: {error!r}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is not a number that can be measured")
 
 
 def calibration_document(machine: Machine) -> dict[str, Any]:

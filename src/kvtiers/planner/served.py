@@ -11,8 +11,9 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException, InvalidURL
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from kvtiers.errors import ConfigError
@@ -34,9 +35,10 @@ class HttpServed:
         self._url = url
         self._key = api_key
         self._admin_key = admin_key
+        metrics = self._metrics()
+        metrics.require_kvtiers()
         models = json.loads(self._ask("/v1/models"))
         self._model: str = models["data"][0]["id"]
-        metrics = self._metrics()
         self.device_tokens = int(
             metrics.total("tier_slots", tier="device") * metrics.total("page_size")
         )
@@ -135,8 +137,14 @@ class HttpServed:
                 return text
         except HTTPError as error:
             detail = error.read().decode(errors="replace")[:300]
+            if "html" in (error.headers.get("Content-Type") or ""):  # a page for people, long
+                detail = str(error.reason)
             raise ConfigError(f"{self._url}{path} answers {error.code}: {detail}") from error
-        except (URLError, OSError) as error:
+        except InvalidURL as error:
+            raise ConfigError(
+                f"'{self._url}' is not the address of a server ({error}); write http://HOST:PORT"
+            ) from error
+        except (HTTPException, UnicodeDecodeError, OSError) as error:
             raise ConfigError(f"{self._url}{path} does not answer: {error}") from error
 
 
@@ -165,10 +173,14 @@ class _Metrics:
     def by(self, name: str, label: str) -> dict[str, float]:
         return {found[label]: value for found, value in self._of(name) if label in found}
 
-    def _of(self, name: str) -> list[tuple[dict[str, str], float]]:
+    def require_kvtiers(self) -> None:
+        """Raise `ConfigError` unless these are the metrics of a kvtiers server."""
         if self._prefix is None:
             raise ConfigError(
                 f"{self._url}/metrics does not show what a kvtiers server does; only those can be "
                 "calibrated"
             )
-        return self._samples.get(self._prefix + name, [])
+
+    def _of(self, name: str) -> list[tuple[dict[str, str], float]]:
+        self.require_kvtiers()
+        return self._samples.get(f"{self._prefix}{name}", [])

@@ -14,6 +14,9 @@ from kvtiers.errors import ConfigError
 
 GIB = 1 << 30
 
+PAGES_MAX = 50_000_000
+"""Of a tier that is replayed: each page is kept account of, in some tens of bytes."""
+
 
 class CapacityUnit(StrEnum):
     """What a capacity is counted in."""
