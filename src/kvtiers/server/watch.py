@@ -15,6 +15,8 @@ from kvtiers.errors import KvtiersError
 
 HIT_MODES = ("device_hit", "host_hit", "storage_hit")
 
+_LIKE = "give what `kvtiers serve` printed, such as http://127.0.0.1:8000"
+
 
 class WatchError(KvtiersError, RuntimeError):
     """The server does not answer, or not as a kvtiers server does."""
@@ -29,24 +31,45 @@ class Look:
 
 
 class Watcher:
-    """Looks at one server. `admin_key` is needed where the server has one."""
+    """Looks at one server. `admin_key` is needed where the server has one.
+
+    Raises `WatchError` for what is no address.
+    """
 
     def __init__(self, url: str, admin_key: str | None, timeout_seconds: float = 5.0) -> None:
-        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
-        self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_seconds)
+        key = {b"Authorization": f"Bearer {admin_key}".encode()} if admin_key else {}
+        # as one types it: HOST:PORT is an address too
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=key, timeout=timeout_seconds)
+        except httpx.InvalidURL as error:
+            raise WatchError(f"'{url}' is no address: {error}; {_LIKE}") from None
 
     def look(self) -> Look:
         """One look. Raises `WatchError` with the way out."""
         try:
             response = self._http.get("/cache/state")
+        except httpx.UnsupportedProtocol:
+            raise WatchError(f"'{self.url}' is not the address of a server; {_LIKE}") from None
         except httpx.HTTPError as error:
-            raise WatchError(f"no answer from {self.url}: {error}; is the server up?") from None
+            why = str(error) or type(error).__name__
+            raise WatchError(
+                f"no answer from {self.url}: {why}; is the server up, and is that its address? "
+                f"{_LIKE}"
+            ) from None
         if response.status_code in (401, 403):
             raise WatchError(f"{self.url} wants another key; pass --admin-key")
         if response.status_code != 200:
-            raise WatchError(f"{self.url}/cache/state answered {response.status_code}")
-        return Look(response.json(), time.monotonic())
+            raise WatchError(
+                f"{self.url}/cache/state answered {response.status_code}; is it a kvtiers server?"
+            )
+        try:
+            state = response.json()
+        except ValueError:
+            state = None
+        if not (isinstance(state, dict) and "prefill_tokens" in state):
+            raise WatchError(f"{self.url} answers, but not as a kvtiers server; {_LIKE}")
+        return Look(state, time.monotonic())
 
     def close(self) -> None:
         self._http.close()
