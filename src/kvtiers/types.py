@@ -7,6 +7,7 @@ file, so that the catalogue can seed it with 0 and no label value is ever invent
 from __future__ import annotations
 
 import hashlib
+import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -18,6 +19,12 @@ from kvtiers.errors import ConfigError, InvalidTokens, UnknownName
 
 TOKEN_BYTES = 4
 """A token is one little-endian int32 everywhere, from the tokenizer to the storage key."""
+
+NAMESPACES_SHOWN = 10
+OTHER_NAMESPACES = "other"
+"""Where namespaces are told apart, the largest are, and the rest is one."""
+
+_ALIAS_KEY = secrets.token_bytes(16)
 
 SlotArray: TypeAlias = npt.NDArray[np.int32]
 
@@ -285,8 +292,12 @@ class Namespace:
 
     @property
     def alias(self) -> str:
-        """A name for dashboards: tells namespaces apart, reveals neither salt nor key."""
-        return self.digest[:4].hex()
+        """A name for dashboards: tells namespaces apart, reveals neither salt nor key.
+
+        Keyed by this process, because a salt may be easy to guess and a guess must not be
+        verifiable; so it is another one after a restart.
+        """
+        return hashlib.blake2b(self.digest, key=_ALIAS_KEY, digest_size=8).hexdigest()
 
 
 class Missed(NamedTuple):

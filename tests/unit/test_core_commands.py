@@ -107,7 +107,7 @@ def test_a_flush_of_both_tiers_leaves_nothing() -> None:
     assert cache.flush(Tier.HOST) == 6
     assert cache.slots(Tier.DEVICE)[SlotState.FREE] == 16
     assert cache.slots(Tier.HOST)[SlotState.FREE] == 16
-    assert cache.cache.occupancy().runs == 0  # type: ignore[attr-defined]
+    assert cache.cache.state.tree.run_count == 0  # type: ignore[attr-defined]
 
 
 def test_a_flush_of_the_device_removes_what_only_device_has_with_what_hangs_below() -> None:

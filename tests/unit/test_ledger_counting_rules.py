@@ -313,11 +313,10 @@ def test_slot_views_sum_to_the_capacity_and_used_is_what_requests_hold() -> None
     assert scrape.value("hicache_host_total_tokens") == 1000 * PAGE_TOKENS
 
 
-def test_the_largest_namespaces_are_named_and_the_rest_is_other() -> None:
-    pages = {(f"ns{i:02}", Tier.DEVICE): i + 1 for i in range(14)}
-    scrape = Scrape(Gauges(namespace_pages=pages))
-    samples = scrape.samples("namespace_tokens")
-    assert len(samples) == 2 * 11
-    assert samples["ns13", "device"] == 14 * PAGE_TOKENS
-    assert samples["other", "device"] == (1 + 2 + 3 + 4) * PAGE_TOKENS
-    assert scrape.total("namespace_tokens") == sum(pages.values()) * PAGE_TOKENS
+def test_namespaces_are_told_by_tier_and_the_rest_is_there_even_when_it_is_empty() -> None:
+    scrape = Scrape(Gauges(namespace_pages={("aa", Tier.DEVICE): 3, ("other", Tier.HOST): 2}))
+    assert scrape.samples("namespace_tokens") == {
+        ("aa", "device"): 3 * PAGE_TOKENS,
+        ("other", "device"): 0,
+        ("other", "host"): 2 * PAGE_TOKENS,
+    }

@@ -6,7 +6,7 @@ Nothing here is called on the hot path. `check_structure` walks everything and r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,52 +16,6 @@ from kvtiers.types import Purpose, SlotArray, SlotState, Tier
 
 if TYPE_CHECKING:
     from kvtiers.core.state import CacheState
-
-
-class Occupancy(NamedTuple):
-    """Resident pages seen from outside: who may leave, who may not, who is in both tiers."""
-
-    device_leased: int
-    device_evictable: int
-    host_leased: int
-    host_evictable: int
-    host_mirrors: int
-    ghosts: int
-    runs: int
-
-
-def occupancy(state: CacheState) -> Occupancy:
-    device = host = mirrors = 0
-    for run in state.tree.walk():
-        device += run.device_pages
-        host += run.host_end - run.host_start
-        mirrors += max(0, min(run.host_end, run.device_pages) - run.host_start)
-    return Occupancy(
-        device - state.device_evictable,
-        state.device_evictable,
-        host - state.host_evictable,
-        state.host_evictable,
-        mirrors,
-        len(state.ghosts),
-        state.tree.run_count,
-    )
-
-
-def namespace_pages(state: CacheState) -> dict[tuple[str, Tier], int]:
-    """Resident pages by namespace alias and tier."""
-    pages: dict[tuple[str, Tier], int] = {}
-    for digest, root in state.tree.roots.items():
-        alias = state.tree.namespaces[digest].alias
-        stack = list(root.children.values())
-        device = host = 0
-        while stack:
-            run = stack.pop()
-            device += run.device_pages
-            host += run.host_end - run.host_start
-            stack.extend(run.children.values())
-        pages[alias, Tier.DEVICE] = device
-        pages[alias, Tier.HOST] = host
-    return pages
 
 
 def recount(state: CacheState) -> dict[tuple[Tier, SlotState], int]:

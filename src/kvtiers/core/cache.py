@@ -17,7 +17,7 @@ same facts in another process or next year (`testing.replay` checks it).
 from __future__ import annotations
 
 from kvtiers.core.admission import Admission
-from kvtiers.core.audit import Occupancy, occupancy, recount
+from kvtiers.core.audit import recount
 from kvtiers.core.cleaner import Cleaner
 from kvtiers.core.copies import Copies
 from kvtiers.core.device_tier import DeviceTier
@@ -257,10 +257,6 @@ class UnifiedRadixCache:
     def leases(self) -> dict[int, Lease]:
         """The live leases by id."""
         return self.state.leases
-
-    def occupancy(self) -> Occupancy:
-        """Leased, evictable and mirrored pages, for gauges."""
-        return occupancy(self.state)
 
 
 def _own_tier(tier: Tier) -> Tier:

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from kvtiers.core.audit import namespace_pages
 from kvtiers.core.cache import UnifiedRadixCache
+from kvtiers.core.census import Census
 from kvtiers.core.interface import PrefixCache
 from kvtiers.engine.capture import LogitsCapture
 from kvtiers.engine.config import GIB, EngineConfig
@@ -79,6 +79,10 @@ class EngineParts:
     open_store: StoreFactory
     store: PageStore | None = None
     recorder: RecordedCache | None = None
+    census: Census = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.census = Census(self.core.state)
 
     # ------------------------------------------------------------------ what operators ask
 
@@ -100,16 +104,17 @@ class EngineParts:
 
     def look(self) -> Gauges:
         """What no fact tells, for the metrics: sizes and ages of the live parts now."""
-        occupancy, stats = self.core.occupancy(), self.store_stats()
+        state, stats = self.core.state, self.store_stats()
+        self.census.advance()
         return Gauges(
             leased_pages={
-                Tier.DEVICE: occupancy.device_leased,
-                Tier.HOST: occupancy.host_leased,
+                Tier.DEVICE: self.ledger.device.resident - state.device_evictable,
+                Tier.HOST: self.ledger.host.resident - state.host_evictable,
             },
-            host_mirror_pages=occupancy.host_mirrors,
-            ghost_pages=occupancy.ghosts,
-            ghost_capacity_pages=self.core.state.ghosts.capacity,
-            namespace_pages=namespace_pages(self.core.state),
+            host_mirror_pages=self.census.host_mirror_pages,
+            ghost_pages=len(state.ghosts),
+            ghost_capacity_pages=state.ghosts.capacity,
+            namespace_pages=self.census.namespace_pages,
             running_requests=self.running_requests,
             queued_requests=self.waiting_requests,
             oldest_transfer_age_seconds={

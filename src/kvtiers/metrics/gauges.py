@@ -45,9 +45,9 @@ class Gauges:
 
     `leased_pages` are resident pages, by tier, that a lease, a pin or a copy holds; the other
     resident ones are evictable. `host_mirror_pages` are resident on host and on device both.
-    `namespace_pages` is keyed by (namespace alias, tier). `oldest_transfer_age_seconds` lists the
-    purposes that have a copy in flight. `storage_quota_bytes` 0 means no quota.
-    `recorded_requests` are sums that the recording itself keeps.
+    `namespace_pages` is keyed by tier and alias: of the largest namespaces, and `other`.
+    `oldest_transfer_age_seconds` lists the purposes that have a copy in flight.
+    `storage_quota_bytes` 0 means no quota. `recorded_requests` are sums that the recording keeps.
     """
 
     leased_pages: Mapping[Tier, int] = field(default_factory=dict)

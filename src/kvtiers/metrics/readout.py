@@ -16,15 +16,13 @@ from kvtiers.metrics.histogram import Histogram
 from kvtiers.metrics.identities import IDENTITIES
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.metrics.schema import ANCHOR, CATALOGUE, SLOT_TIERS, Series
-from kvtiers.types import LOSS_REASONS, FailReason, LeaveOutcome, Tier
+from kvtiers.types import LOSS_REASONS, OTHER_NAMESPACES, FailReason, LeaveOutcome, Tier
 
 Value: TypeAlias = int | float | Histogram
 Sample: TypeAlias = tuple[tuple[str, ...], Value]
 """Label values in the order of the series' labels, and what they have counted."""
 Reader: TypeAlias = Callable[[Ledger, Gauges], Iterable[Sample]]
 
-NAMESPACES_SHOWN = 10
-OTHER_NAMESPACES = "other"
 
 _EVICTIONS = (LeaveOutcome.DEMOTED, LeaveOutcome.COVERED, LeaveOutcome.DROPPED)
 
@@ -118,15 +116,9 @@ def _host_mirrors(ledger: Ledger, gauges: Gauges) -> list[Sample]:
 
 
 def _namespaces(ledger: Ledger, gauges: Gauges) -> Iterator[Sample]:
-    pages_of: dict[str, int] = {}
-    for (alias, _), pages in gauges.namespace_pages.items():
-        pages_of[alias] = pages_of.get(alias, 0) + pages
-    shown = sorted(pages_of, key=lambda alias: (-pages_of[alias], alias))[:NAMESPACES_SHOWN]
-    rest = [alias for alias in pages_of if alias not in shown]
-    for name, aliases in [*((alias, [alias]) for alias in shown), (OTHER_NAMESPACES, rest)]:
-        for tier in SLOT_TIERS:
-            pages = sum(gauges.namespace_pages.get((alias, tier), 0) for alias in aliases)
-            yield (name, tier), pages * ledger.page_tokens
+    none = {(OTHER_NAMESPACES, tier): 0 for tier in SLOT_TIERS}
+    for labels, pages in {**none, **gauges.namespace_pages}.items():
+        yield labels, pages * ledger.page_tokens
 
 
 def _what_if(ledger: Ledger, gauges: Gauges) -> Iterator[Sample]:

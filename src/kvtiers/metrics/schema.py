@@ -439,8 +439,9 @@ _OCCUPANCY = (
         Kind.GAUGE,
         Group.OCCUPANCY,
         "tokens",
-        "Resident tokens of the largest namespaces, the rest as `other`. The namespace is an "
-        "alias, never a salt or a key.",
+        "Resident tokens of the largest namespaces, the rest as `other`; large trees are counted "
+        "over several seconds. The namespace is an alias, never a salt or a key, and another one "
+        "after a restart.",
         (Label("namespace", open_set="aliases of the 10 largest, and other"), _TIER),
     ),
 )
@@ -661,7 +662,9 @@ _REQUESTS = (
         Group.REQUESTS,
         "tokens",
         "Prompt tokens of requests that were not computed, by the tier that held them, when the "
-        "request leaves; the same numbers as its usage reports.",
+        "request leaves; the same numbers as its usage reports. Of n answers to one prompt each "
+        "counts as a request of its own here, in prompt_tokens_total and in requests_total, as the "
+        "field counts them; prefill_effective_tokens_total counts the prompt once.",
         (_closed("cache_source", Tier),),
         identities=("request_prompts",),
     ),
@@ -702,7 +705,7 @@ _REQUESTS = (
         Kind.COUNTER,
         Group.REQUESTS,
         "tokens",
-        "Tokens whose KV those requests had when they were retracted.",
+        "Tokens whose KV those requests held when they were retracted.",
     ),
 )
 
