@@ -66,7 +66,7 @@ def scheduler_configs(draw) -> SchedulerConfig:
         overtakes_max=draw(st.integers(0, 4)),
         looks_per_step=draw(st.sampled_from([1, 3, 64])),
         blocked_tries_per_step=draw(st.sampled_from([1, 4])),
-        prefetches_max=draw(st.sampled_from([0, 1, 64])),
+        prefetches_max=draw(st.sampled_from([1, 2, 64])),
         share_step_cost_tokens=draw(st.sampled_from([0, 8, 64])),
         repeat_max=draw(st.sampled_from([1, 1, 5])),
     )

@@ -36,6 +36,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once_and_counts_nothing():
     assert bench.of(Fact.REQUEST_ENDED) == [
         (Fact.REQUEST_ENDED, 1, RequestOutcome.REFUSED, 10, 0, None, 0.0)
     ]
+    assert bench.of(Fact.REFUSED) == [(Fact.REFUSED, 1, 5, 4)]
 
 
 def test_a_request_that_just_fits_is_served():
@@ -60,7 +61,7 @@ def test_a_refusal_by_the_cache_ends_the_request_with_its_numbers():
 def test_a_blocked_request_lets_smaller_ones_pass_for_a_bounded_number():
     bench = Bench(overtakes_max=3, overtake_seconds=1e9)
     head = bench.request(20)
-    bench.cache.answers[1] = [CAPACITY] * 100
+    bench.cache.answers[1] = [EVICTION] * 100
     small = [bench.request(4) for _ in range(6)]
     for _ in range(5):
         bench.scheduler.step()
@@ -74,8 +75,9 @@ def test_a_blocked_request_lets_smaller_ones_pass_for_a_bounded_number():
 
 def test_a_blocked_request_lets_smaller_ones_pass_for_a_bounded_time():
     bench = Bench(overtakes_max=10**6, overtake_seconds=2.0)
+    bench.request(4, max_tokens=100)  # its end may bring room
     bench.request(20)
-    bench.cache.answers[1] = [CAPACITY] * 100
+    bench.cache.answers[2] = [CAPACITY] * 100
     bench.scheduler.step()
     bench.now = 1.9
     early = bench.request(4)
@@ -85,6 +87,42 @@ def test_a_blocked_request_lets_smaller_ones_pass_for_a_bounded_time():
     bench.scheduler.step()
     assert early.ended
     assert not late.ended
+
+
+def test_a_request_that_has_no_room_although_nothing_runs_lets_others_pass():
+    """Pins hold the rest: no end of another request brings it any nearer."""
+    bench = Bench(let_pass_seconds=5.0, overtake_seconds=1.0, overtakes_max=2)
+    head = bench.request(20)
+    bench.cache.answers[1] = [CAPACITY] * 10**6
+    passed = []
+    for second in range(20):
+        bench.now = float(second)
+        passed.append(bench.request(4, max_tokens=1))
+        bench.scheduler.step()
+    assert all(request.ended for request in passed)
+    bench.cache.answers[1] = []
+    bench.run()
+    assert head.outcome is RequestOutcome.LENGTH
+
+
+def test_it_holds_the_line_again_after_a_while_to_be_tried_alone():
+    bench = Bench(let_pass_seconds=5.0, overtake_seconds=1.0, retry_seconds=0.1)
+    bench.request(20)
+    bench.cache.answers[1] = [CAPACITY] * 10**6
+    bench.scheduler.step()
+    long = bench.request(4, max_tokens=100)
+    bench.now = 1.0
+    bench.scheduler.step()
+    assert long.lease is not None
+    bench.now = 6.0
+    late = bench.request(4)
+    bench.scheduler.step()
+    assert late.lease is None
+    assert not late.ended
+    bench.scheduler.cancel(long.request_id)
+    bench.scheduler.step()  # tried alone, in vain
+    bench.scheduler.step()
+    assert late.ended
 
 
 def test_a_blocked_attempt_is_repeated_when_something_was_freed_or_after_a_while():
@@ -292,15 +330,24 @@ def test_only_so_many_waiting_requests_prefetch_at_a_time():
 
 
 def test_a_step_looks_at_a_bounded_number_of_waiting_requests():
-    bench = Bench(looks_per_step=5)
-    bench.cache.prefetching = set(range(1, 6))
-    for _ in range(5):
+    bench = Bench(looks_per_step=5, blocked_tries_per_step=100)
+    for request_id in range(1, 6):
         bench.request(8)
+        bench.cache.answers[request_id] = [EVICTION] * 2
     last = bench.request(8)
     bench.scheduler.step()
     assert not last.ended
-    bench.cache.prefetching = {2}
-    bench.scheduler.step()
+    bench.now = 0.5
+    bench.run()
+    assert last.ended
+
+
+def test_who_waits_for_storage_hides_nobody_behind():
+    bench = Bench(looks_per_step=5)
+    bench.cache.prefetching = set(range(1, 21))
+    for _ in range(20):
+        bench.request(8)
+    last = bench.request(8)
     bench.scheduler.step()
     assert last.ended
 

@@ -25,6 +25,23 @@ def test_the_last_in_order_gives_way_and_is_answered_all_the_same():
     assert bench.cache.used_pages == 0
 
 
+def test_the_newest_token_of_a_retracted_request_has_no_kv_and_is_not_counted():
+    bench, _ = crowded(6, 3)
+    held = {}
+    retract = bench.scheduler._roster.retract
+
+    def note(request, now):
+        held[request.request_id] = request.computed_tokens
+        retract(request, now)
+
+    bench.scheduler._roster.retract = note
+    bench.run()
+    told = bench.of(Fact.RETRACTED)
+    assert told
+    last_told = {request_id: tokens for _, request_id, tokens in told}
+    assert last_told == held
+
+
 def test_priority_protects_from_retraction():
     bench = Bench(ScriptedCache(device_pages=6), policy="priority")
     low = bench.request(4, max_tokens=12)

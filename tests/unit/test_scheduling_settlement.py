@@ -260,6 +260,14 @@ def test_what_is_acknowledged_late_in_a_step_is_looked_at_without_delay():
     assert bench.scheduler.idle_until() is None
 
 
+def test_deadlines_of_requests_that_have_ended_are_not_kept():
+    bench = Bench()
+    for _ in range(1000):
+        bench.request(4, deadline_seconds=600.0)
+        bench.run()
+    assert len(bench.scheduler._deadlines) < 100
+
+
 def test_idle_time_ends_at_the_nearest_deadline_of_a_live_request():
     bench = Bench()
     bench.cache.loads = {1: [(5,)], 2: [(6,)]}

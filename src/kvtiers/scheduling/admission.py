@@ -5,9 +5,11 @@ must not know how a batch is packed (`prefill_adder`) or how results are booked 
 
 A request that is *blocked* (no slots, or copies that free them are in flight) lets later ones
 pass, so that one long prompt does not idle the machine; after `overtakes_max` of them or
-`overtake_seconds` the line is held until it has gone, so that it is not starved either. A request
-that waits for its own prefetch, or for a prefix that another one computes, waits by choice: it
-never holds the line.
+`overtake_seconds` the line is held until it has gone, so that it is not starved either. One that
+had no room although nothing ran waits for something else (a pin): holding the line would idle the
+machine and bring it no nearer, so others pass it for `let_pass_seconds`, until it is tried alone
+again. A request that waits for its own prefetch, or for a prefix that another one computes, waits
+by choice: it never holds the line.
 """
 
 from __future__ import annotations
@@ -27,11 +29,20 @@ from kvtiers.types import BlockedOn, RequestOutcome, Tier
 class _Wait:
     """What is remembered about one request while it is blocked or waits for a leader."""
 
-    __slots__ = ("blocked_since", "evicting_since", "leaders", "overtaken", "releases", "tried_at")
+    __slots__ = (
+        "blocked_since",
+        "evicting_since",
+        "leaders",
+        "lets_pass_until",
+        "overtaken",
+        "releases",
+        "tried_at",
+    )
 
     def __init__(self) -> None:
         self.blocked_since: float | None = None
         self.evicting_since: float | None = None
+        self.lets_pass_until = 0.0
         self.overtaken = 0
         self.releases = -1
         self.tried_at = 0.0
@@ -70,7 +81,8 @@ class Admission:
         self._hand_on_facts()  # what other calls evicted is not this step's admissions' doing
         tries_left = self._config.blocked_tries_per_step
         passed: list[_Wait] = []
-        for request in roster.waiting.first(self._config.looks_per_step):
+        # Who waits for storage is no reason not to look at who is behind it.
+        for request in roster.waiting.first(self._config.looks_per_step + roster.prefetches):
             if not adder.can_admit or tries_left == 0:
                 return
             wait = self._waits.get(request.request_id)
@@ -174,6 +186,8 @@ class Admission:
 
     def _holds_line(self, wait: _Wait, now: float) -> bool:
         assert wait.blocked_since is not None
+        if now < wait.lets_pass_until:
+            return False
         return (
             wait.overtaken >= self._config.overtakes_max
             or now - wait.blocked_since >= self._config.overtake_seconds
@@ -185,6 +199,8 @@ class Admission:
             wait.blocked_since = now
         if wait.evicting_since is None and on is BlockedOn.EVICTION:
             wait.evicting_since = now
+        if on is BlockedOn.DEVICE_CAPACITY and not self._roster.running:
+            wait.lets_pass_until = now + self._config.let_pass_seconds
         wait.releases = self._roster.releases
         wait.tried_at = now
         return wait

@@ -37,8 +37,12 @@ class SchedulerConfig:
     """Requests that may be admitted past a blocked one before the line is held for it."""
     overtake_seconds: float = 1.0
     """How long a blocked request may be passed before the line is held for it."""
+    let_pass_seconds: float = 10.0
+    """How long a request is passed without holding the line that had no room although nothing ran:
+    the ends of other requests do not help it."""
     looks_per_step: int = 64
-    """Waiting requests that are looked at in one step before the step gives up finding one."""
+    """Waiting requests that are looked at in one step before the step gives up finding one, beside
+    those that wait for storage."""
     blocked_tries_per_step: int = 4
     """Attempts that may end blocked in one step; each costs a match and a look for victims."""
     prefetches_max: int = 64
@@ -69,6 +73,7 @@ class SchedulerConfig:
                 "max_prefill_tokens",
                 "looks_per_step",
                 "blocked_tries_per_step",
+                "prefetches_max",
                 "repeat_max",
             )
             if getattr(self, name) < 1
@@ -80,7 +85,7 @@ class SchedulerConfig:
                 "rematch_per_step",
                 "overtakes_max",
                 "overtake_seconds",
-                "prefetches_max",
+                "let_pass_seconds",
                 "share_step_cost_tokens",
                 "share_leaders_max",
                 "void_retries_max",

@@ -2,8 +2,10 @@
 
 A policy gives a request a *rank*; the smallest goes first. Ranks do not depend on the present
 time: waiting lowers every rank alike, so a queue stays sorted without being touched. No policy can
-starve: the lead that a later request may have (a longer prefix, a higher priority) is bounded,
-and the later it arrives, the more of that lead is already spent.
+starve for ever: the lead that a later request may have (a longer prefix, a higher priority) is
+bounded, and the later it arrives, the more of that lead is already spent. It can starve for longer
+than a client waits: under `priority` a steady stream of requests that is n levels higher is served
+first for n times `ageing_seconds`, which is what a priority is for.
 """
 
 from __future__ import annotations

@@ -67,6 +67,11 @@ class Roster:
         """How often something was given back: a blocked attempt is worth repeating after that."""
 
     @property
+    def prefetches(self) -> int:
+        """Waiting requests that hold a prefetch, ready or not."""
+        return self._prefetches
+
+    @property
     def running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
@@ -175,7 +180,8 @@ class Roster:
         evicted meanwhile is found again.
         """
         del self.decoding[request.request_id]
-        self.facts.append((Fact.RETRACTED, request.request_id, request.tokens))
+        # Its newest token has not been through a forward pass: no KV of it is lost.
+        self.facts.append((Fact.RETRACTED, request.request_id, request.tokens - 1))
         self._cache.retract(request.released(), now)
         self._requeue(request)
 
@@ -222,9 +228,11 @@ class Roster:
         if heir is not None:
             self._queue_first(heir, now)
 
-    def refuse(self, request: Request, message: str, now: float) -> None:
+    def refuse(self, request: Request, needs_pages: int, message: str, now: float) -> None:
         """A request that can never fit leaves before it was ever enlisted."""
         request.end(RequestOutcome.REFUSED, message, now)
+        capacity_pages = self._cache.config.device_pages
+        self.facts.append((Fact.REFUSED, request.request_id, needs_pages, capacity_pages))
         self._tell_end(request, RequestOutcome.REFUSED, now)
         self.outputs.append(StepOutput(request, None, RequestOutcome.REFUSED, message))
 

@@ -85,6 +85,7 @@ class Scheduler:
         if needs_pages > config.device_pages:
             self._roster.refuse(
                 request,
+                needs_pages,
                 f"request {request.request_id} needs {needs_pages} pages of device memory for "
                 f"{request.prompt_tokens} prompt tokens and up to {request.params.max_tokens} "
                 f"output tokens; the device holds {config.device_pages} pages of "
@@ -94,7 +95,7 @@ class Scheduler:
         else:
             self._roster.enlist(request, now)
             if request.deadline is not None:
-                heapq.heappush(self._deadlines, (request.deadline, request.request_id))
+                self._remember_deadline(request.deadline, request.request_id)
         self._flush_facts()
 
     def cancel(self, request_id: int) -> bool:
@@ -215,6 +216,13 @@ class Scheduler:
         tokens = sum(computed for _, computed in planned)
         seconds = result.seconds - result.stall_seconds
         self._roster.facts.append((Fact.PREFILLED, tokens, seconds))
+
+    def _remember_deadline(self, deadline: float, request_id: int) -> None:
+        live = self._roster.live
+        if len(self._deadlines) > 2 * len(live) + 64:  # mostly of requests that have ended
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline, request_id))
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
