@@ -50,11 +50,13 @@ def _around(
     passed_by: set[Run] = set()
     if previous is not None:
         given.add(previous)
+    size = _BATCH
     while True:
         rest = (run for run in order if run not in given and run not in passed_by)
-        batch = list(islice(rest, _BATCH))
+        batch = list(islice(rest, size))
         if not batch:
             return
+        size *= 2  # each batch begins at the old end again and skips what was seen before
         for run in batch:
             if run not in order or run in passed_by:
                 continue
