@@ -21,11 +21,17 @@ from kvtiers.engine.messages import (
 )
 from kvtiers.scheduling.executor import SamplingParams
 from kvtiers.server.context import ServerContext
-from kvtiers.server.errors import ApiError
+from kvtiers.server.errors import ApiError, ErrorBody, documented
 from kvtiers.server.generation import ChoiceEvent, ClientGoneError, Generation
 from kvtiers.server.requests import Generation as GenerationFields
 from kvtiers.server.responses import SglExt, Usage, usage_of
 from kvtiers.server.streaming import ChunkRenderer, EventStream
+
+GENERATION_ERRORS: dict[int | str, dict[str, Any]] = {
+    **documented(400, 404, 413, 429, 500, 503),
+    504: {"model": ErrorBody, "description": "The time of the request was over before a token"},
+}
+"""How a generation route can fail, for its `responses=`."""
 
 CAPTURE_HEADER = "x-kvtiers-capture-logits"
 CLIENT_CLOSED_REQUEST = 499
@@ -50,9 +56,12 @@ class Answer:
 
 
 def wire_reason(reason: FinishReason) -> str:
-    """The finish reason as the API spells it; every other end is an error response instead."""
-    assert reason in (FinishReason.STOP, FinishReason.LENGTH), reason
-    return reason.value
+    """The finish reason as the API spells it.
+
+    An answer that its model did not end was cut: by its limit, or by its time (a deadline), and
+    the API has one word for both. Ends that are no answer become error responses before.
+    """
+    return "stop" if reason is FinishReason.STOP else "length"
 
 
 def check_model(context: ServerContext, name: str) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from kvtiers.engine.messages import FinishEvent, TokenEvent
 from kvtiers.engine.port import TextCodec
 from kvtiers.server.answers import (
+    GENERATION_ERRORS,
     Answer,
     Envelope,
     check_length,
@@ -24,7 +25,7 @@ from kvtiers.server.answers import (
     wire_reason,
 )
 from kvtiers.server.context import ServerContext
-from kvtiers.server.errors import ApiError, documented
+from kvtiers.server.errors import ApiError
 from kvtiers.server.generation import Generation
 from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import chat_prompt
@@ -49,7 +50,7 @@ def chat_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRoute
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
                 "description": "The answer; a stream of chunks when `stream` is true",
             },
-            **documented(400, 404, 413, 429, 500, 503),
+            **GENERATION_ERRORS,
         },
     )
     async def create_chat_completion(body: ChatRequest, http: Request) -> Response:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from kvtiers.engine.messages import FinishEvent, TokenEvent
 from kvtiers.engine.port import TextCodec
 from kvtiers.server.answers import (
+    GENERATION_ERRORS,
     Answer,
     Envelope,
     check_model,
@@ -23,7 +24,6 @@ from kvtiers.server.answers import (
     wire_reason,
 )
 from kvtiers.server.context import ServerContext
-from kvtiers.server.errors import documented
 from kvtiers.server.generation import Generation
 from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import completion_prompts
@@ -48,7 +48,7 @@ def completions_router(context: ServerContext, dependencies: Sequence[Any]) -> A
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
                 "description": "The completion; a stream of chunks when `stream` is true",
             },
-            **documented(400, 404, 413, 429, 500, 503),
+            **GENERATION_ERRORS,
         },
     )
     async def create_completion(body: CompletionRequest, http: Request) -> Response:

@@ -99,8 +99,9 @@ class Generation:
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Events in order of arrival until every choice has finished.
 
-        Raises `ApiError` when a sequence was refused (400) or failed (500), `ClientGoneError`
-        when the client has disconnected.
+        Raises `ApiError` when a sequence was refused (400), failed (500) or had no token when its
+        time was over (504), `ClientGoneError` when the client has disconnected. A sequence that
+        had tokens by then has ended: they are its answer.
         """
         owner = [p for p, request in enumerate(self._requests) for _ in range(request.n)]
         while self._running:
@@ -116,7 +117,7 @@ class Generation:
                 self._running[position] -= 1
                 if not self._running[position]:
                     del self._running[position]
-                _raise_if_failed(event)
+                _raise_if_failed(event, self._requests[position])
             elif self._requests[0].capture_logits:
                 self.output_ids[item.choice].append(event.token)
             yield item
@@ -162,7 +163,7 @@ class _Forwarder:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
-def _raise_if_failed(event: FinishEvent) -> None:
+def _raise_if_failed(event: FinishEvent, request: GenerationRequest) -> None:
     if event.reason is FinishReason.REFUSED:
         raise ApiError(400, event.message, code="does_not_fit")
     if event.reason is FinishReason.FAILED:
@@ -170,3 +171,11 @@ def _raise_if_failed(event: FinishEvent) -> None:
     if event.reason is FinishReason.CANCELLED:
         message = event.message or "the server is shutting down; the answer was not finished"
         raise ApiError(503, message, code="cancelled")
+    if event.reason is FinishReason.DEADLINE and not event.output_tokens:
+        raise ApiError(
+            504,
+            f"the answer had no token yet after {request.timeout_seconds or 0:g} seconds, "
+            "the longest that a request may take here; send it again when the server is less "
+            "busy, send less, or start the server with a larger --request-timeout-seconds",
+            code="timeout",
+        )

@@ -7,6 +7,7 @@ refused or fails before its first token still gets a proper 4xx or 5xx. A failur
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -16,8 +17,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvtiers.engine.messages import FinishEvent, TokenEvent
-from kvtiers.server.errors import ApiError
+from kvtiers.server.errors import ApiError, error_body
 from kvtiers.server.generation import ChoiceEvent, ClientGoneError, Generation
+
+log = logging.getLogger("kvtiers.server")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -103,6 +106,12 @@ class EventStream(Response):
                 yield sse(tail)
         except ApiError as error:
             yield sse(error.body)
+        except ClientGoneError:
+            raise
+        except Exception as error:  # a bug: the client must not take the cut for the end
+            log.exception("unhandled error in a stream")
+            message = f"internal error ({type(error).__name__}); the server log has the traceback"
+            yield sse(error_body(500, message, code="internal_error"))
 
     async def _all_events(self) -> AsyncGenerator[ChoiceEvent, None]:
         yield self._first

@@ -49,7 +49,8 @@ class ByteCodec:
 
 class FakeEngine:
     """`fail` makes every request end so, `fail_after` after as many tokens; `busy_after` requests
-    the queue is full."""
+    the queue is full; the time of a request is over after `deadline_after` tokens of its answers.
+    """
 
     def __init__(self, context_tokens: int = 512) -> None:
         self.config = EngineConfig()
@@ -64,6 +65,7 @@ class FakeEngine:
         self.busy_after = 1 << 30
         self.fail: tuple[FinishReason, str] | None = None
         self.fail_after = 1 << 30
+        self.deadline_after = 1 << 30
         self.cancelled: set[int] = set()
         self.requests: dict[int, GenerationRequest] = {}
         self.ledger_books = Ledger(16, (PoolSpec("kv", 64),), 64, 256)
@@ -91,6 +93,7 @@ class FakeEngine:
 
     def _run(self, request_id: int, request: GenerationRequest, on_event: Any) -> None:
         split = HitSplit(1, 2, 3, len(request.prompt) - 6, (Missed(MissReason.UNKNOWN, 4),))
+        made_in_all = 0
         for index in range(request.n):
             if self.fail is not None:
                 on_event(FinishEvent(index, self.fail[0], 0, message=self.fail[1]))
@@ -99,6 +102,8 @@ class FakeEngine:
             for token in itertools.islice(itertools.cycle(request.prompt), 1 << 20):
                 if made == request.params.max_tokens or request_id in self.cancelled:
                     break
+                if made_in_all == self.deadline_after:
+                    break
                 if made == self.fail_after:
                     on_event(FinishEvent(index, FinishReason.FAILED, made, message="NaN"))
                     return
@@ -106,9 +111,14 @@ class FakeEngine:
                 top = ((token, -0.5),) * (request.params.logprobs or 0)
                 on_event(TokenEvent(index, token, self.codec.token_text(token), -0.5, top))
                 made += 1
+                made_in_all += 1
                 time.sleep(0.001)
-            reason = FinishReason.CANCELLED if request_id in self.cancelled else FinishReason.LENGTH
-            on_event(FinishEvent(index, reason, made, split=split))
+            reason = FinishReason.LENGTH
+            if request_id in self.cancelled:
+                reason = FinishReason.CANCELLED
+            elif made < request.params.max_tokens:
+                reason = FinishReason.DEADLINE
+            on_event(FinishEvent(index, reason, made, split=split if made else None))
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.add(request_id)

@@ -69,6 +69,77 @@ def test_a_failure_in_the_middle_of_a_stream_ends_it_with_an_error_event(
     assert len(events) == 4
 
 
+PATHS = [("/v1/completions", BODY), ("/v1/chat/completions", CHAT)]
+
+
+def _events(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+def test_what_there_is_at_the_deadline_is_the_answer(
+    engine: FakeEngine, client: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    engine.deadline_after = 2
+    answer = client.post(path, json=body).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+def test_a_stream_that_meets_its_deadline_ends_as_one_cut_by_its_length(
+    engine: FakeEngine, client: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    engine.deadline_after = 2
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, finish, usage, done = _events(client.post(path, json={**body, **more}).text)
+    assert done == "[DONE]"
+    assert json.loads(usage)["usage"]["completion_tokens"] == 2
+    assert json.loads(finish)["choices"][0]["finish_reason"] == "length"
+    assert [json.loads(chunk)["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_before_the_first_token_is_504_with_the_way_out(
+    engine: FakeEngine, stream: bool
+) -> None:
+    engine.deadline_after = 0
+    with _client(engine, request_timeout_seconds=7.5) as client:
+        response = client.post("/v1/completions", json={**BODY, "stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (504, "timeout")
+    assert "7.5 seconds" in error["message"]
+    assert "--request-timeout-seconds" in error["message"]
+
+
+def test_of_several_answers_each_has_what_it_had_at_the_deadline(
+    engine: FakeEngine, client: TestClient
+) -> None:
+    engine.deadline_after = 4
+    answer = client.post("/v1/completions", json={**BODY, "n": 2}).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hel", "h"]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_of_several_answers_one_without_a_token_at_the_deadline_fails_the_request(
+    engine: FakeEngine, client: TestClient
+) -> None:
+    engine.deadline_after = 3
+    assert client.post("/v1/completions", json={**BODY, "n": 2}).status_code == 504
+    streamed = client.post("/v1/completions", json={**BODY, "n": 2, "stream": True})
+    *_, error, done = _events(streamed.text)
+    assert (json.loads(error)["error"]["code"], done) == ("timeout", "[DONE]")
+
+
+def test_a_bug_in_the_middle_of_a_stream_is_told_in_the_stream(
+    engine: FakeEngine, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtiers.server.completions.wire_reason", lambda reason: 1 // 0)
+    *_, error, done = _events(client.post("/v1/completions", json={**BODY, "stream": True}).text)
+    assert (json.loads(error)["error"]["code"], done) == ("internal_error", "[DONE]")
+
+
 def test_a_full_queue_is_429_and_a_stopped_engine_503(
     engine: FakeEngine, client: TestClient
 ) -> None:
