@@ -125,3 +125,14 @@ def test_synth_refuses_in_the_words_of_its_options(
     path = tmp_path / "made.jsonl"
     assert words in refused("synth", path, *options)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_the_same_seed_makes_the_same_file_under_any_name(tmp_path: Path, ending: str) -> None:
+    made = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.{ending}"
+        words = ["synth", str(path), "--requests", "20", "--seed", "3"]
+        CliRunner().invoke(build(words[:1]), words, catch_exceptions=False)
+        made.append(path.read_bytes())
+    assert made[0] == made[1]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvtiers.errors import ConfigError, UnknownName
+from kvtiers.errors import ConfigError, ModelError, UnknownName
 from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.curve import Definition, exact_curve
 from kvtiers.planner.flows import Flows, coarsened
@@ -247,6 +247,31 @@ def test_a_configuration_gives_the_shape_of_the_table() -> None:
     )
     assert shape.kv_bytes_per_token == MODEL.kv_bytes_per_token == 131_072
     assert shape.parameters == pytest.approx(MODEL.parameters, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", None),
+        ("num_key_value_heads", "x"),
+        ("num_key_value_heads", -4),
+        ("head_dim", [1]),
+        ("num_experts", -3),
+    ],
+)
+def test_a_configuration_that_describes_no_model_is_named_by_its_field(
+    field: str, value: object
+) -> None:
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 1_000,
+        field: value,
+    }
+    with pytest.raises(ModelError, match=f"here: '{field}' is .* a whole number above 0"):
+        shape_of_config(config, "here")
 
 
 def test_a_step_is_never_cheaper_than_reading_the_weights() -> None:

@@ -238,6 +238,30 @@ def test_zstd_is_read_and_written(tmp_path: Path, file: Callable[..., Path]) -> 
     assert read(path)[0].block_ids.tolist() == [3, 4]
 
 
+def test_a_zstd_file_that_ends_early_never_looks_whole(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="zstd traces need kvtiers[plan]")
+    rng = np.random.default_rng(0)  # what cannot be compressed well takes several blocks
+    lines = [
+        mooncake(timestamp=n, hash_ids=rng.integers(0, 2**62, 2).tolist()) for n in range(9_000)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    compress = zstandard.ZstdCompressor().compress
+    path = tmp_path / "trace.jsonl.zst"
+
+    def read_of(content: bytes) -> tuple[int, dict[TraceProblem, int]]:
+        path.write_bytes(content)
+        reader = open_trace(path, TraceOptions(on_error=OnError.SKIP, time_unit="ms"))
+        return len(list(reader)), dict(reader.report.skipped)
+
+    half = len(text) // 2
+    assert read_of(compress(text)) == (9_000, {})
+    assert read_of(compress(text[:half]) + compress(text[half:])) == (9_000, {})
+    whole = compress(text)
+    count, skipped = read_of(whole[: len(whole) // 2])
+    assert 0 < count < 9_000
+    assert skipped == {TraceProblem.TRUNCATED: 1}
+
+
 # ------------------------------------------------------------------------- writing
 
 

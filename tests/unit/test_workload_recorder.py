@@ -8,7 +8,14 @@ import pytest
 
 from kvtiers.errors import ProtocolError
 from kvtiers.types import token_key
-from kvtiers.workload import Measured, RecordedTraceWriter, TraceRecorder, open_trace
+from kvtiers.workload import (
+    Measured,
+    OnError,
+    RecordedTraceWriter,
+    TraceOptions,
+    TraceRecorder,
+    open_trace,
+)
 
 KEY = token_key(range(20))
 
@@ -94,3 +101,19 @@ def test_ends_from_many_threads_are_all_written(path: Path) -> None:
         thread.join()
     recorder.close()
     assert arrivals(path) == [float(number) for number in range(200)]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst"])
+def test_every_record_written_so_far_can_be_read_before_the_file_is_closed(
+    tmp_path: Path, ending: str
+) -> None:
+    if ending.endswith("zst"):
+        pytest.importorskip("zstandard", reason="zstd traces need kvtiers[plan]")
+    path = tmp_path / f"live.{ending}"
+    writer = RecordedTraceWriter(path, block_tokens=4)
+    for number in range(5):
+        writer.append(float(number), KEY, b"")
+        reader = open_trace(path, TraceOptions(on_error=OnError.SKIP))
+        assert len(list(reader)) == number + 1
+    writer.close()
+    assert arrivals(path) == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -171,8 +171,9 @@ class _Tokenizer:
                     str(self._directory), local_files_only=True
                 )
             except (OSError, ValueError) as error:
+                why = str(error).strip().partition("\n")[0]
                 raise ModelError(
-                    f"--tokenizer {self._directory}: holds no tokenizer that can be loaded: {error}"
+                    f"--tokenizer {self._directory}: holds no tokenizer that can be loaded: {why}"
                 ) from error
         return self._loaded.apply_chat_template(
             [dict(message) for message in messages],

@@ -79,15 +79,16 @@ def model_shape(name_or_path: str) -> ModelShape:
     path = Path(name_or_path)
     if path.is_dir():
         path /= "config.json"
-    if path.suffix != ".json":
+    if path.suffix != ".json" and not path.is_file():
         raise UnknownName("model", name_or_path, (*MODELS, "or the path of a config.json"))
     try:
         config = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as a model's config.json: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path}: a config.json is an object; got {type(config).__name__}")
-    return shape_of_config(config.get("text_config", config), str(path))
+    text_config = config.get("text_config")
+    return shape_of_config(text_config if isinstance(text_config, dict) else config, str(path))
 
 
 def shape_of_config(config: Mapping[str, Any], source: str) -> ModelShape:
@@ -103,24 +104,24 @@ def shape_of_config(config: Mapping[str, Any], source: str) -> ModelShape:
             raise ModelError(f"{source}: '{field}' is {value!r}; it must be a whole number above 0")
         return value
 
+    def may(field: str) -> int:
+        return 0 if config.get(field) is None or config.get(field) == 0 else need(field)
+
     layers, hidden, heads = (
         need("num_hidden_layers"),
         need("hidden_size"),
         need("num_attention_heads"),
     )
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or hidden // heads)
+    kv_heads = may("num_key_value_heads") or heads
+    head_dim = may("head_dim") or hidden // heads
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"{source}: dtype '{dtype}' is not one of {', '.join(DTYPE_BYTES)}")
     width = DTYPE_BYTES[dtype]
-    latent = int(config.get("kv_lora_rank") or 0)
-    if latent:
-        kv_width = latent + int(config.get("qk_rope_head_dim") or 0)
-    else:
-        kv_width = 2 * kv_heads * head_dim
+    latent = may("kv_lora_rank")
+    kv_width = latent + may("qk_rope_head_dim") if latent else 2 * kv_heads * head_dim
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    experts = int(config.get("num_experts") or config.get("n_routed_experts") or 0)
+    experts = may("num_experts") or may("n_routed_experts")
     if experts:
         one = 3 * hidden * need("moe_intermediate_size")
         all_mlp = experts * one

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from kvtiers.errors import ConfigError, TraceError
 from kvtiers.workload.request import TraceProblem
@@ -80,8 +80,7 @@ def numbered_lines(path: Path) -> Iterator[Line]:
 def open_for_writing(path: Path) -> IO[bytes]:
     """A byte stream to write a trace to; `.gz` and `.zst` names are compressed."""
     if path.suffix == ".gz":
-        # mtime 0: the same requests give the same file
-        return io.BufferedWriter(gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
+        return _GzipWriter(path)
     if path.suffix in (".zst", ".zstd"):
         zstandard = _zstandard(path)
         stream: IO[bytes] = zstandard.open(path, "wb")
@@ -97,15 +96,70 @@ def _open(path: Path) -> IO[bytes]:
             # unbuffered on top: what was decompressed before a fault must reach the reader
             return cast(IO[bytes], gzip.open(path, "rb"))
         if magic == _ZSTD:
-            reader = (
-                _zstandard(path)
-                .ZstdDecompressor()
-                .stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
-            )
-            return io.BufferedReader(reader, 1 << 20)
+            return io.BufferedReader(_ZstdStream(path, _zstandard(path)), 1 << 20)
         return path.open("rb", buffering=1 << 20)
     except OSError as error:
         raise TraceError(f"{path}: cannot be opened: {error.strerror or error}") from error
+
+
+class _GzipWriter(io.BufferedWriter):
+    """A buffer above a gzip file; flushing it brings all that was written into the file.
+
+    The file holds neither its name nor a time: the same requests give the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        super().__init__(gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._file, mtime=0))
+
+    def flush(self) -> None:
+        super().flush()
+        if not self.raw.closed:
+            self.raw.flush()
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._file.close()
+
+
+class _ZstdStream(io.RawIOBase):
+    """What a zstd file holds, frame after frame.
+
+    Unlike the package's own reader it raises `EOFError` for a file that ends inside a frame: half a
+    trace must not look like a whole one.
+    """
+
+    def __init__(self, path: Path, zstandard: Any) -> None:
+        self._file = path.open("rb")
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new_frame()
+        self._begun = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = (self._frame.unused_data if self._frame.eof else b"") or self._file.read(1 << 18)
+            if self._frame.eof:
+                self._frame, self._begun = self._new_frame(), False
+            if not data:
+                if self._begun:
+                    raise EOFError("the file ends inside a compressed frame")
+                return 0
+            self._begun = True
+            self._ready = memoryview(self._frame.decompress(data))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _zstandard(path: Path):  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from kvtiers.workload.hashed import TIME_UNIT_SECONDS, HashedFormat, mooncake_fo
 from kvtiers.workload.lines import OnError, numbered_lines, open_for_writing
 from kvtiers.workload.reader import TraceFormat, TraceReader
 from kvtiers.workload.recorded import MARK, RecordedFormat
-from kvtiers.workload.request import TraceRequest
+from kvtiers.workload.request import TraceProblem, TraceRequest
 
 FORMATS = ("mooncake", "qwen", "recorded", "chat")
 
@@ -165,6 +165,8 @@ def _detect(path: Path) -> str:
     problems: list[str] = []
     for line in islice(numbered_lines(path), _DETECTION_LINES):
         where = f"{path}:{line.number}"
+        if line.problem is TraceProblem.TRUNCATED:
+            raise TraceError(f"{where}: {line.message}")
         if line.problem is not None:
             problems.append(f"{where}: {line.message}")
         elif line.text.strip():
