@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from kvtiers.errors import ConfigError
 from kvtiers.server.app import create_app
@@ -29,7 +30,8 @@ log = logging.getLogger("kvtiers.server")
 CONNECTIONS_CLOSE_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
 """How long an idle connection stays open: longer than clients and proxies keep theirs, so that it
-is never the server that closes a connection on which a request is just arriving."""
+is never the server that closes a connection on which a request is just arriving. Also the time in
+which a new connection must bring something: each holds a file descriptor."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,6 +58,17 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's, which limits how long a connection is idle only after its first request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        # Its own timer: what arrives stops it, and it closes a connection that brought nothing.
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling: that would end the process by the signal."""
 
@@ -78,6 +91,7 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             create_app(context),
+            http=_Protocol,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -90,18 +104,30 @@ async def _serve(
 
     async def drain() -> None:
         nonlocal drained
+        seconds, alive = context.settings.drain_seconds, context.engine.ready
         try:
-            drained = await asyncio.to_thread(context.engine.drain, context.settings.drain_seconds)
+            drained = await asyncio.to_thread(context.engine.drain, seconds)
+            if alive and not drained and not server.force_exit:
+                log.warning(
+                    "answers that were not finished after %g seconds were cancelled; a larger "
+                    "--drain-seconds lets them end",
+                    seconds,
+                )
         finally:
             server.should_exit = True
 
     def on_signal() -> None:
+        if server.force_exit:
+            return
         if context.draining:
-            log.warning("second signal: stopping at once")
+            log.warning("second signal: stopping at once, what runs ends as cancelled")
             server.should_exit = server.force_exit = True
             return
         context.draining = True
-        log.info("draining for up to %g seconds", context.settings.drain_seconds)
+        log.info(
+            "draining for up to %g seconds; a second signal stops at once",
+            context.settings.drain_seconds,
+        )
         drains.append(asyncio.create_task(drain()))
 
     loop = asyncio.get_running_loop()

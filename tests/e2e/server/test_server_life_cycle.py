@@ -88,6 +88,18 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(
     assert answers[0].json()["usage"]["completion_tokens"] == LONG["max_tokens"]
 
 
+def test_a_drain_that_is_too_short_says_so_and_exits_1(start_server: StartServer) -> None:
+    server = start_server("--drain-seconds", "0")
+    asking = threading.Thread(
+        target=lambda: httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=60)
+    )
+    asking.start()
+    _wait_for(lambda: server.state()["running_requests"] == 1)
+    assert server.terminate() == 1
+    asking.join(60)
+    assert "a larger --drain-seconds lets them end" in server.log()
+
+
 def test_what_was_acknowledged_as_stored_survives_sigkill(
     start_server: StartServer, tmp_path: Path
 ) -> None:
