@@ -88,7 +88,7 @@ def sampling(
             code="max_tokens_too_large",
             param="max_tokens",
         )
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -96,9 +96,9 @@ def sampling(
         seed=body.seed,
         max_tokens=max_tokens,
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        stop=stop,
+        stop=tuple(text for text in stop if text),
         logprobs=logprobs,
-        ignore_eos=body.ignore_eos,
+        ignore_eos=bool(body.ignore_eos),
     )
 
 
@@ -125,6 +125,20 @@ def check_length(context: ServerContext, prompt_tokens: int, max_tokens: int) ->
         )
 
 
+def _priority(context: ServerContext, body: GenerationFields) -> int:
+    policy = context.engine.config.schedule_policy
+    if body.priority and policy != "priority":
+        raise ApiError(
+            400,
+            f"priority is {body.priority}, but this server admits requests by --schedule-policy "
+            f"{policy}, which knows no priorities; leave it out, or start the server with "
+            "--schedule-policy priority",
+            code="unsupported_parameter",
+            param="priority",
+        )
+    return body.priority or 0
+
+
 def engine_request(
     context: ServerContext,
     http: Request,
@@ -143,7 +157,7 @@ def engine_request(
         params=params,
         n=body.n or 1,
         cache_salt=body.cache_salt or "",
-        priority=body.priority,
+        priority=_priority(context, body),
         timeout_seconds=context.settings.request_timeout_seconds,
         capture_logits=context.settings.debug_hooks and CAPTURE_HEADER in http.headers,
     )
@@ -168,8 +182,8 @@ class Envelope:
             id=f"{prefix}-{http.state.request_id}",
             created=int(time.time()),
             model=context.engine.model_name,
-            include_usage=options is not None and options.include_usage,
-            include_sglext=body.return_cached_tokens_details,
+            include_usage=options is not None and bool(options.include_usage),
+            include_sglext=bool(body.return_cached_tokens_details),
         )
 
     def sglext(self, usage: Usage) -> SglExt | None:

@@ -1,8 +1,10 @@
 """The shapes that clients send, as strict models: what is not here is refused by name.
 
-A parameter of the OpenAI API that this server cannot honour is accepted at its neutral value only
-(`frequency_penalty: 0`), so that clients which always send it work, and nobody believes that a
-setting was applied that was not. Semantic limits (context length, known model) are checked later.
+A parameter of the OpenAI API, or one that clients of other servers send, which this server cannot
+honour is accepted at its neutral value only (`frequency_penalty: 0`, or null), so that clients which
+always send it work, and nobody believes that a setting was applied that was not. What cannot change
+an answer (`user`, `metadata`) is accepted and not used. docs/api.md lists both. Semantic limits
+(context length, known model) are checked later.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ CHOICES_MAX = 16
 TOP_LOGPROBS_MAX = 20
 STOP_MAX = 16
 PROMPTS_MAX = 64
+NOT_USED = "Accepted and not used"
 
 
 class Strict(BaseModel):
@@ -48,25 +51,32 @@ def _only_neutral(value: Any, check: ValidatorFunctionWrapHandler, info: Validat
 
 _NEUTRAL = WrapValidator(_only_neutral)
 ZeroOnly: TypeAlias = Annotated[Annotated[float, Field(ge=0, le=0)] | None, _NEUTRAL]
+OneOnly: TypeAlias = Annotated[Annotated[float, Field(ge=1, le=1)] | None, _NEUTRAL]
+TrueOnly: TypeAlias = Annotated[Literal[True] | None, _NEUTRAL]
 FalseOnly: TypeAlias = Annotated[Literal[False] | None, _NEUTRAL]
 NullOnly: TypeAlias = Annotated[None, _NEUTRAL]
 EmptyObjectOnly: TypeAlias = Annotated[
     Annotated[dict[str, float], Field(max_length=0)] | None, _NEUTRAL
 ]
 EmptyListOnly: TypeAlias = Annotated[Annotated[list[Any], Field(max_length=0)] | None, _NEUTRAL]
+EmptyTextOnly: TypeAlias = Annotated[Literal[""] | None, _NEUTRAL]
 NoneWordOnly: TypeAlias = Annotated[Literal["none"] | None, _NEUTRAL]
+NoToolChoice: TypeAlias = Annotated[Literal["none", "auto"] | None, _NEUTRAL]
+UsualTierOnly: TypeAlias = Annotated[Literal["auto", "default"] | None, _NEUTRAL]
 
 TokenId: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 # The first wrong id is told, not each of a million.
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
-StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+StopText: TypeAlias = Annotated[str, Field(max_length=256)]
 
 
 class StreamOptions(Strict):
     """What else a stream carries."""
 
-    include_usage: StrictBool = Field(False, description="Send the usage in a last chunk")
+    include_usage: StrictBool | None = Field(None, description="Send the usage in a last chunk")
+    continuous_usage_stats: FalseOnly = None
+    include_obfuscation: FalseOnly = None
 
 
 class Generation(Strict):
@@ -80,9 +90,11 @@ class Generation(Strict):
     n: StrictInt | None = Field(
         None, ge=1, le=CHOICES_MAX, description="Choices per prompt; default 1"
     )
-    stop: StopText | Annotated[list[StopText], Field(max_length=STOP_MAX)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=STOP_MAX)] | None = Field(
+        None, description="Empty texts end nothing"
+    )
     stop_token_ids: list[TokenId] | None = Field(None, max_length=STOP_MAX)
-    ignore_eos: StrictBool = Field(False, description="Go on past the end-of-text token")
+    ignore_eos: StrictBool | None = Field(None, description="Go on past the end-of-text token")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(
@@ -90,13 +102,25 @@ class Generation(Strict):
         max_length=256,
         description="Requests share cached prefixes only with requests of the same salt",
     )
-    priority: StrictInt = Field(0, ge=-1000, le=1000, description="Higher is admitted first")
-    return_cached_tokens_details: StrictBool = Field(
-        False, description="Add `sglext.cached_tokens_details` to the response"
+    priority: StrictInt | None = Field(
+        None,
+        ge=-1000,
+        le=1000,
+        description="Higher is admitted first; other than 0 with --schedule-policy priority only",
     )
-    user: str | None = Field(None, description="Accepted and not used")
+    return_cached_tokens_details: StrictBool | None = Field(
+        None, description="Add `sglext.cached_tokens_details` to the response"
+    )
+    user: str | None = Field(None, description=NOT_USED)
+    safety_identifier: str | None = Field(None, description=NOT_USED)
+    prompt_cache_key: str | None = Field(None, description=NOT_USED)
+    metadata: dict[str, Any] | None = Field(None, description=NOT_USED)
+    service_tier: UsualTierOnly = None
     frequency_penalty: ZeroOnly = None
     presence_penalty: ZeroOnly = None
+    repetition_penalty: OneOnly = None
+    min_p: ZeroOnly = None
+    skip_special_tokens: TrueOnly = None
     logit_bias: EmptyObjectOnly = None
 
 
@@ -112,7 +136,7 @@ class CompletionRequest(Generation):
     max_tokens: StrictInt | None = Field(None, ge=1, description="Default 16")
     logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
     echo: FalseOnly = None
-    suffix: NullOnly = None
+    suffix: EmptyTextOnly = None
     best_of: Annotated[Literal[1] | None, _NEUTRAL] = None
 
 
@@ -145,7 +169,15 @@ class Message(Strict):
             list[Annotated[TextPart, BeforeValidator(_text_part_only)]], Field(min_length=1)
         ]
     )
-    name: str | None = Field(None, description="Accepted and not used")
+    name: str | None = Field(None, description=NOT_USED)
+    # What clients write when they send an answer back as they got it.
+    refusal: NullOnly = None
+    annotations: EmptyListOnly = None
+    audio: NullOnly = None
+    tool_calls: EmptyListOnly = None
+    tool_call_id: NullOnly = None
+    function_call: NullOnly = None
+    reasoning_content: NullOnly = None
 
     @property
     def text(self) -> str:
@@ -174,14 +206,18 @@ class ChatRequest(Generation):
     top_logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
     response_format: Annotated[TextFormat | None, _NEUTRAL] = None
     tools: EmptyListOnly = None
-    tool_choice: NoneWordOnly = None
+    tool_choice: NoToolChoice = None
     functions: EmptyListOnly = None
     function_call: NoneWordOnly = None
-    parallel_tool_calls: FalseOnly = None
+    parallel_tool_calls: StrictBool | None = Field(None, description=NOT_USED)
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(max_length=1)] | None, _NEUTRAL
     ] = None
     audio: NullOnly = None
+    prediction: NullOnly = None
+    reasoning_effort: NullOnly = None
+    verbosity: NullOnly = None
+    web_search_options: NullOnly = None
     store: FalseOnly = None
 
 
