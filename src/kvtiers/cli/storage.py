@@ -6,9 +6,12 @@ Parsing and printing; the looking is done by `kvtiers.storage.file.maintenance`.
 from __future__ import annotations
 
 import json
+import os
 import time
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kvtiers.errors import StorageError, StorageLocked
 from kvtiers.storage.file import maintenance
 from kvtiers.storage.file.format import PageHeader
 from kvtiers.storage.file.maintenance import SegmentReport
@@ -45,8 +49,9 @@ def ls(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     Works on a store in use. An identity is a model, dtype, layout, page size, pool, shard, LoRA and
     salt, told apart by a short digest that reveals none of them.
     """
-    reports = maintenance.survey(directory)
-    owner = maintenance.owner(directory)
+    with _in_words(directory, os.R_OK):
+        reports = maintenance.survey(directory)
+        owner = maintenance.owner(directory)
     file_bytes = sum(report.file_bytes for report in reports)
     segments = [_segment_row(report) for report in reports]
     identities = _identity_rows(reports, time.time())
@@ -66,7 +71,7 @@ def ls(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     console = Console()
     in_use = f", in use by process {owner}" if owner is not None else ""
     console.print(
-        f"{directory}: {len(reports)} segments, {_size(file_bytes)}{in_use}",
+        f"{directory}: {_number(len(reports), 'segment')}, {_size(file_bytes)}{in_use}",
         highlight=False,
         soft_wrap=True,
     )
@@ -88,21 +93,22 @@ def ls(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
             {name: name for name in ("identity", *used)},
         )
     if segments:
-        columns = dict(_SEGMENT_COLUMNS)
-        if not any(row["problem"] for row in segments):
-            del columns["problem"]
-        _print_table(console, "segments", segments, columns)
+        _print_table(console, "segments", segments, _SEGMENT_COLUMNS)
+    for row in segments:
+        if row["problem"]:
+            console.print(f"{row['file']}: {row['problem']}", highlight=False, soft_wrap=True)
 
 
 @app.command()
 def check(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
-    """Read and verify every page. Exits 1 when something is damaged.
+    """Read and verify every page. Exits 1 when something is damaged, 2 when it cannot be read.
 
     Works on a store in use and changes nothing; damaged pages are misses for the server, and `gc`
     removes them.
     """
     started = time.perf_counter()
-    report = maintenance.check(directory)
+    with _in_words(directory, os.R_OK):
+        report = maintenance.check(directory)
     seconds = time.perf_counter() - started
     damages = [
         {"file": damage.path.name, "slot": damage.slot, "what": damage.what}
@@ -124,8 +130,9 @@ def check(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     else:
         console = Console()
         console.print(
-            f"{directory}: {report.checked_pages} pages ({_size(report.checked_bytes)}) read in "
-            f"{seconds:.1f} s, {len(damages)} damaged, {report.unreachable_pages} unreachable",
+            f"{directory}: {_number(report.checked_pages, 'page')} "
+            f"({_size(report.checked_bytes)}) read in {seconds:.1f} s, "
+            f"{len(damages)} damaged, {report.unreachable_pages} unreachable",
             highlight=False,
             soft_wrap=True,
         )
@@ -143,7 +150,8 @@ def gc(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
 
     The store must not be in use.
     """
-    report = maintenance.reclaim(directory)
+    with _in_words(directory, os.R_OK | os.W_OK):
+        report = maintenance.reclaim(directory)
     if as_json:
         print(
             json.dumps(
@@ -158,11 +166,48 @@ def gc(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
         )
         return
     Console().print(
-        f"{directory}: {_size(report.freed_bytes)} given back in {report.removed_files} files; "
+        f"{directory}: {_size(report.freed_bytes)} given back in "
+        f"{_number(report.removed_files, 'file')}; "
         f"{report.damaged_pages} damaged and {report.unreachable_pages} unreachable pages dropped",
         highlight=False,
         soft_wrap=True,
     )
+
+
+@contextmanager
+def _in_words(directory: Path, access: int) -> Iterator[None]:
+    """What keeps a command from a store's files, as an error that says what to do.
+
+    Looked at first, because a file that this user may not read is not a damaged one.
+    """
+    try:
+        if not os.listdir(directory):
+            raise StorageError(f"{directory} is empty: nothing has been stored there")
+        for path in (directory, *directory.glob("segment-*.kv")):
+            if not os.access(path, access):
+                raise PermissionError(None, "Permission denied", str(path))
+        yield
+    except FileNotFoundError:
+        raise StorageError(
+            f"{directory}: there is no such directory; give the one that `serve --storage` has"
+        ) from None
+    except NotADirectoryError:
+        raise StorageError(
+            f"{directory} is a file; give the directory that `serve --storage` has"
+        ) from None
+    except PermissionError as error:
+        raise StorageError(
+            f"{error.filename} is closed to this user ({error.strerror}); run this as the user "
+            "that the server runs as"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be looked into: {error}") from error
+    except StorageLocked:
+        owner = maintenance.owner(directory)
+        raise StorageLocked(
+            f"{directory} is in use by process {owner or 'unknown'}, and gc needs it for itself: "
+            "stop that server first; ls and check work beside it"
+        ) from None
 
 
 # --------------------------------------------------------------------------- rows
@@ -184,7 +229,6 @@ _SEGMENT_COLUMNS = {
     "slots": "slots",
     "pages": "pages",
     "damaged": "damaged",
-    "problem": "problem",
 }
 
 
@@ -232,11 +276,12 @@ def _depth_histogram(headers: list[PageHeader]) -> dict[str, int]:
 def _print_table(
     console: Console, title: str, rows: list[dict[str, Any]], columns: dict[str, str]
 ) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    console.print(title, style="italic")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, heading in columns.items():
         numeric = all(isinstance(row[column], int) for row in rows)
         justify: Literal["left", "right"] = "right" if numeric else "left"
-        table.add_column(heading, justify=justify, no_wrap=column != "problem")
+        table.add_column(heading, justify=justify, no_wrap=column != "what")
     for row in rows:
         table.add_row(*(_cell(column, row[column]) for column in columns))
     console.print(table)
@@ -245,6 +290,8 @@ def _print_table(
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return ""
+    if column == "page_bytes" and not value:
+        return "-"
     if column == "bytes" or column.endswith("_bytes"):
         return _size(value)
     if column.endswith("_seconds"):
@@ -265,3 +312,7 @@ def _duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

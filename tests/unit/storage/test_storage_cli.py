@@ -104,7 +104,7 @@ def test_check_reports_a_file_that_is_no_segment_any_more(directory, refs):
     assert damage["slot"] is None
     (segment,) = run_json("ls", directory)["segments"]
     assert segment["problem"] == "it does not begin like a segment"
-    assert "problem" in run("ls", directory)
+    assert f"{path.name}: it does not begin like a segment" in run("ls", directory)
 
 
 def test_gc_leaves_a_store_that_check_finds_whole(directory, refs):
@@ -135,7 +135,8 @@ def test_gc_handles_every_page_size_of_the_directory(directory, refs):
 
 
 def test_gc_refuses_a_store_in_use(directory, refs):
-    with open_small(directory), pytest.raises(StorageLocked, match="in use by process"):
+    said = f"in use by process {os.getpid()}, and gc needs it for itself: stop that server"
+    with open_small(directory), pytest.raises(StorageLocked, match=said):
         run("gc", directory)
 
 
@@ -145,3 +146,36 @@ def test_a_directory_that_is_no_store_is_refused_and_left_alone(command, tmp_pat
     with pytest.raises(StorageError, match="not a kvtiers store"):
         run(command, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["ls", "check", "gc"])
+def test_a_place_without_a_store_is_told_by_what_it_is(command, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        ("missing", "there is no such directory"),
+        ("file", "is a file; give the directory"),
+        ("empty", "is empty: nothing has been stored there"),
+    ):
+        with pytest.raises(StorageError, match=said):
+            run(command, tmp_path / name)
+
+
+@pytest.mark.parametrize("command", ["ls", "check", "gc"])
+def test_a_segment_that_may_not_be_read_is_not_called_damaged(
+    command, directory, refs, monkeypatch
+):
+    # the superuser may read everything, so the answer is made up
+    monkeypatch.setattr(os, "access", lambda path, mode: path != only_segment(directory))
+    with pytest.raises(StorageError, match=r"closed to this user .*; run this as the user that"):
+        run(command, directory)
+    assert only_segment(directory).exists()
+
+
+def test_a_directory_that_may_not_be_listed_is_told(directory, refs, monkeypatch):
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", closed)
+    with pytest.raises(StorageError, match="is closed to this user"):
+        run("ls", directory)
