@@ -13,7 +13,7 @@ from kvtiers.server.completions import completions_router
 from kvtiers.server.context import ServerContext
 from kvtiers.server.debug import debug_router
 from kvtiers.server.errors import documented, install_handlers
-from kvtiers.server.guard import Guard, closed, require_key
+from kvtiers.server.guard import Door, Guard
 from kvtiers.server.status import models_router, status_router
 
 _ADMIN_CLOSED = (
@@ -30,24 +30,21 @@ def create_app(context: ServerContext) -> FastAPI:
         summary="An OpenAI-compatible server whose KV cache has three tiers and balanced books",
         redirect_slashes=False,
     )
-    install_handlers(app)
-    app.add_middleware(Guard, body_bytes_max=settings.body_bytes_max)
-
-    user = require_key(settings.api_key)
-    user_errors = documented(401) if settings.api_key else {}
-    app.include_router(completions_router(context, user), responses=user_errors)
-    app.include_router(chat_router(context, user), responses=user_errors)
-    app.include_router(models_router(context, user), responses=user_errors)
-    app.include_router(status_router(context))
-
+    user = Door("/v1", settings.api_key)
+    admin = Door("/cache", settings.admin_key)
     if settings.api_key and not settings.admin_key:
-        admin, admin_errors = closed(_ADMIN_CLOSED), documented(403)
-    else:
-        admin = require_key(settings.admin_key)
-        admin_errors = documented(401) if settings.admin_key else {}
-    app.include_router(admin_router(context, admin), responses=admin_errors)
+        admin = Door("/cache", closed=_ADMIN_CLOSED)
+    install_handlers(app)
+    app.add_middleware(Guard, body_bytes_max=settings.body_bytes_max, doors=(user, admin))
+
+    user_errors = documented(401) if user.key else {}
+    for router in (completions_router, chat_router, models_router):
+        app.include_router(router(context, user.dependencies()), responses=user_errors)
+    app.include_router(status_router(context))
+    admin_errors = documented(403) if admin.closed else documented(401) if admin.key else {}
+    app.include_router(admin_router(context, admin.dependencies()), responses=admin_errors)
     if settings.debug_hooks:
-        app.include_router(debug_router(context, admin), include_in_schema=False)
+        app.include_router(debug_router(context, admin.dependencies()), include_in_schema=False)
 
     _publish_truthfully(app, context.engine.model_name)
     return app
