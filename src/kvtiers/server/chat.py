@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from kvtiers.engine.messages import FinishEvent, TokenEvent
@@ -27,6 +26,7 @@ from kvtiers.server.answers import (
 from kvtiers.server.context import ServerContext
 from kvtiers.server.errors import ApiError
 from kvtiers.server.generation import Generation
+from kvtiers.server.guard import body_bytes
 from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import chat_prompt
 from kvtiers.server.requests import ChatRequest
@@ -56,8 +56,9 @@ def chat_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRoute
     async def create_chat_completion(body: ChatRequest, http: Request) -> Response:
         check_model(context, body.model)
         logprobs = _logprobs_asked(body)
-        # On a worker thread: tokenizing a long prompt would hold up every other stream.
-        prompt = await run_in_threadpool(chat_prompt, context.engine, body.messages)
+        prompt = await context.tokenizing.run(
+            body_bytes(http), lambda: chat_prompt(context.engine, body.messages)
+        )
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
             check_length(context, int(prompt.size), 1)

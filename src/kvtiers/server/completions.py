@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from kvtiers.engine.messages import FinishEvent, TokenEvent
@@ -25,6 +24,7 @@ from kvtiers.server.answers import (
 )
 from kvtiers.server.context import ServerContext
 from kvtiers.server.generation import Generation
+from kvtiers.server.guard import body_bytes
 from kvtiers.server.json_body import JsonRoute
 from kvtiers.server.prompts import completion_prompts
 from kvtiers.server.requests import CompletionRequest
@@ -54,8 +54,9 @@ def completions_router(context: ServerContext, dependencies: Sequence[Any]) -> A
     async def create_completion(body: CompletionRequest, http: Request) -> Response:
         check_model(context, body.model)
         params = sampling(context, body, body.max_tokens or MAX_TOKENS_DEFAULT, body.logprobs)
-        # On a worker thread: tokenizing a long prompt would hold up every other stream.
-        prompts = await run_in_threadpool(completion_prompts, context.engine, body.prompt)
+        prompts = await context.tokenizing.run(
+            body_bytes(http), lambda: completion_prompts(context.engine, body.prompt)
+        )
         requests = [engine_request(context, http, body, prompt, params) for prompt in prompts]
         api = _CompletionApi(
             Envelope.of(context, http, body, "cmpl"),

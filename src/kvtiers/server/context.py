@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvtiers.engine.port import Engine
 from kvtiers.server.captures import Captures
 from kvtiers.server.pins import PinBook
+from kvtiers.server.prompts import Tokenizing
 from kvtiers.server.recording import Recording
 from kvtiers.server.settings import ServerSettings
 
@@ -27,6 +28,7 @@ class ServerContext:
     pins: PinBook
     recording: Recording | None = None
     captures: Captures = field(default_factory=Captures)
+    tokenizing: Tokenizing = field(default_factory=Tokenizing)
     started_at: float = field(default_factory=time.monotonic)
     started_at_unix: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
@@ -40,6 +42,8 @@ class ServerContext:
         recording: Recording | None = None,
     ) -> ServerContext:
         """The context of a server that begins now."""
-        tier_pages = engine.host_pages or engine.device_pages
+        # A pin keeps its pages on device as well as on host: a share of the larger tier might be
+        # all of the smaller one, and then nothing else can run.
+        tier_pages = min(engine.device_pages, engine.host_pages or engine.device_pages)
         budget_tokens = int(tier_pages * settings.pin_budget_share) * engine.config.page_tokens
         return cls(engine, settings, metrics, PinBook(budget_tokens), recording)

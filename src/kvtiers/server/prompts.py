@@ -1,8 +1,15 @@
-"""From what clients write (text, messages, ids) to token ids, by the model's own tokenizer."""
+"""From what clients write (text, messages, ids) to token ids, by the model's own tokenizer.
+
+Tokenizing a long prompt takes a good part of a second. It is done on worker threads, a few at once:
+so it holds up neither the loop, nor the threads that other routes wait for, nor a short prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +18,24 @@ from kvtiers.engine.port import Engine
 from kvtiers.errors import InvalidRequest, ModelError
 from kvtiers.server.errors import ApiError
 from kvtiers.server.requests import Message
+
+T = TypeVar("T")
+
+LONG_BODY_BYTES = 1 << 16
+"""Of a request whose prompt is tokenized among the long ones: from some ten milliseconds on."""
+
+
+class Tokenizing:
+    """Runs what tokenizes on threads of its own: two for long prompts, two for short ones."""
+
+    def __init__(self) -> None:
+        self._long = ThreadPoolExecutor(2, "kvtiers-tokenize-long")
+        self._short = ThreadPoolExecutor(2, "kvtiers-tokenize")
+
+    async def run(self, body_bytes: int, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, for a request whose body has so many bytes."""
+        threads = self._long if body_bytes >= LONG_BODY_BYTES else self._short
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def completion_prompts(

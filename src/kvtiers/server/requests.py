@@ -1,7 +1,7 @@
 """The shapes that clients send, as strict models: what is not here is refused by name.
 
 A parameter of the OpenAI API, or one that clients of other servers send, which this server cannot
-honour is accepted at its neutral value only (`frequency_penalty: 0`, or null), so that clients which
+honour is accepted at its neutral value only (`frequency_penalty: 0`, or null), so that clients that
 always send it work, and nobody believes that a setting was applied that was not. What cannot change
 an answer (`user`, `metadata`) is accepted and not used. docs/api.md lists both. Semantic limits
 (context length, known model) are checked later.

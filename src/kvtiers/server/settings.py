@@ -18,7 +18,8 @@ class ServerSettings:
 
     `api_key` guards `/v1`, `admin_key` guards `/cache`. With an API key and no admin key `/cache`
     is closed: a tenant must not be able to flush the cache. `pin_budget_share` is the share of the
-    host tier (of the device tier where there is no host) that pins may hold in all.
+    smaller of the device and the host tier (of the device tier where there is no host) that pins
+    may hold in all: a pin keeps its pages in both.
     `record` is the file that requests are recorded in as a trace (None: not), as salted hashes
     unless `record_tokens` adds the prompts' tokens.
     `debug_hooks` opens routes that damage pages and reveal logits: for the demo and tests only.

@@ -1,8 +1,14 @@
-"""What monitoring asks: the models, whether the server lives and takes requests, the metrics."""
+"""What monitoring asks: the models, whether the server lives and takes requests, the metrics.
+
+These are answered on the loop, where they wait for no worker thread: where a probe waits behind
+requests, a server is restarted for being busy. The metrics are rendered on a thread of their own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import APIRouter
@@ -28,11 +34,11 @@ def models_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRou
         )
 
     @router.get("", summary="The model this server has")
-    def list_models() -> ModelList:
+    async def list_models() -> ModelList:
         return ModelList(data=[card()])
 
     @router.get("/{model}", summary="One model", responses=documented(404))
-    def get_model(model: str) -> ModelCard:
+    async def get_model(model: str) -> ModelCard:
         if model != engine.model_name:
             raise ApiError(
                 404,
@@ -46,13 +52,14 @@ def models_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRou
 
 
 def status_router(context: ServerContext) -> APIRouter:
-    """GET /health, /ready and /metrics; open to everybody who can reach the port."""
+    """GET and HEAD of /health, /ready and /metrics; open to everybody who can reach the port."""
     router = APIRouter(tags=["status"])
+    rendering = ThreadPoolExecutor(1, "kvtiers-metrics")
 
     @router.get(
         "/health", summary="Whether the process is worth keeping", responses=documented(503)
     )
-    def get_health() -> Health:
+    async def get_health() -> Health:
         if context.draining:
             return Health(status="draining")
         if not context.engine.ready:
@@ -62,7 +69,7 @@ def status_router(context: ServerContext) -> APIRouter:
         return Health(status="ok")
 
     @router.get("/ready", summary="Whether requests are taken", responses=documented(503))
-    def get_ready() -> Health:
+    async def get_ready() -> Health:
         if context.draining or not context.engine.ready:
             why = "it is draining" if context.draining else "the engine's loop has stopped"
             raise ApiError(503, f"the server takes no requests: {why}", code="not_ready")
@@ -74,7 +81,25 @@ def status_router(context: ServerContext) -> APIRouter:
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
-    def get_metrics() -> Response:
-        return Response(context.metrics(), headers={"content-type": CONTENT_TYPE})
+    async def get_metrics() -> Response:
+        text = await asyncio.get_running_loop().run_in_executor(rendering, context.metrics)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    # Probes ask with HEAD: the same status, no body.
+    no_body: dict[int | str, dict[str, Any]] = {503: {"description": "As for GET"}}
+
+    @router.head("/health", response_class=Response, responses=no_body)
+    async def head_health() -> Response:
+        await get_health()
+        return Response()
+
+    @router.head("/ready", response_class=Response, responses=no_body)
+    async def head_ready() -> Response:
+        await get_ready()
+        return Response()
+
+    @router.head("/metrics", response_class=Response)
+    async def head_metrics() -> Response:
+        return Response(headers={"content-type": CONTENT_TYPE})
 
     return router

@@ -113,7 +113,7 @@ def test_a_pin_survives_a_flush_until_it_is_let_go(server: RunningServer) -> Non
 
 
 def test_pins_stay_within_their_budget(start_server: StartServer) -> None:
-    server = start_server("--pin-budget-share", "0.02")  # 5 of 256 host pages
+    server = start_server("--pin-budget-share", "0.06")  # 5 of 96 device pages
     _ask(server, PROMPT)
     refused = server.http.post("/cache/pins", json={"prompt": PROMPT})
     assert refused.status_code == 409
