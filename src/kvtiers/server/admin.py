@@ -91,7 +91,8 @@ def admin_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRout
                     "keep; send it as a request first",
                     code="nothing_cached",
                 )
-            tokens = pinned().get(pin_id, 0)
+            tokens_by_pin = pinned()
+            tokens = tokens_by_pin.get(pin_id, 0)
             if held_tokens + tokens > pins.budget_tokens:
                 engine.unpin(pin_id)
                 raise ApiError(
@@ -101,7 +102,7 @@ def admin_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRout
                     "--pin-budget-share",
                     code="pin_budget_exceeded",
                 )
-            pins.add(pin_id, time.monotonic() + body.ttl_seconds)
+            pins.add(pin_id, time.monotonic() + body.ttl_seconds, tokens_by_pin)
         return Pin(pin_id=pin_id, tokens=tokens, expires_in_seconds=body.ttl_seconds)
 
     @router.get("/pins", summary="The pins that are held")

@@ -26,12 +26,13 @@ class PinBook:
         self.budget_tokens = budget_tokens
         self._ends_at: dict[int, float] = {}
 
-    def add(self, pin_id: int, ends_at: float) -> None:
+    def add(self, pin_id: int, ends_at: float, tokens_by_pin: Mapping[int, int]) -> None:
+        """A pin was made; forgets the ends of all that the ledger no longer says are held."""
+        self._ends_at = {p: end for p, end in self._ends_at.items() if p in tokens_by_pin}
         self._ends_at[pin_id] = ends_at
 
     def held(self, tokens_by_pin: Mapping[int, int], now: float) -> list[HeldPin]:
-        """The pins that the ledger says are held; forgets the ends of all others."""
-        self._ends_at = {p: end for p, end in self._ends_at.items() if p in tokens_by_pin}
+        """The pins that the ledger says are held."""
         return [
             HeldPin(pin_id, tokens, max(0.0, self._ends_at.get(pin_id, now) - now))
             for pin_id, tokens in tokens_by_pin.items()
