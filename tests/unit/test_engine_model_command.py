@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout  # the progress of a conversion goes to the other stream
 
 
 def test_a_model_is_missing_then_converted_then_found(tmp_path: Path) -> None:
