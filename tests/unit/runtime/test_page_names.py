@@ -26,7 +26,7 @@ def identity_of(namespace: Namespace, pool: PoolSpec) -> StorageIdentity:
 
 def identities_alive() -> int:
     gc.collect()
-    return sum(isinstance(each, StorageIdentity) for each in gc.get_objects())
+    return sum(type(each) is StorageIdentity for each in gc.get_objects())
 
 
 def test_one_path_has_other_names_in_every_namespace_and_pool() -> None:
