@@ -24,6 +24,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from kvtiers.errors import ConfigError
 from kvtiers.server.app import create_app
 from kvtiers.server.context import ServerContext
+from kvtiers.server.descriptors import RunOut, allow_all
 
 log = logging.getLogger("kvtiers.server")
 
@@ -130,7 +131,9 @@ async def _serve(
         )
         drains.append(asyncio.create_task(drain()))
 
+    allow_all()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(RunOut())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     context.engine.start()
