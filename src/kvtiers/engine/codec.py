@@ -15,6 +15,7 @@ import numpy as np
 from transformers import AutoTokenizer, GenerationConfig
 
 from kvtiers.engine.messages import TokenArray
+from kvtiers.engine.token_bytes import TokenBytes
 from kvtiers.errors import InvalidRequest, ModelError
 
 
@@ -34,6 +35,7 @@ class TokenizerCodec:
         self.vocab_tokens = vocab_tokens
         self.eos_token_ids = _eos_token_ids(directory, self._tokenizer.eos_token_id)
         self.has_chat_template = bool(self._tokenizer.chat_template)
+        self._bytes_of = TokenBytes(self._tokenizer, self.token_text)
 
     def encode(self, text: str) -> TokenArray:
         """Tokens of a plain prompt, int32, with the special tokens the model puts around one."""
@@ -68,6 +70,10 @@ class TokenizerCodec:
     def token_text(self, token: int) -> str:
         """One token by itself; special tokens are spelled out."""
         return self._text([token], skip_special_tokens=False)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes of one token, which may be a part of a character; None: it is special."""
+        return self._bytes_of(token)
 
     def _text(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         text = self._tokenizer.decode(

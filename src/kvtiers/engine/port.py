@@ -59,6 +59,11 @@ class TextCodec(Protocol):
         """One token by itself, for logprobs; special tokens are spelled out."""
         ...
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes of one token, which may be a part of a character; None: it is special, and
+        no part of a text. The bytes of an answer's tokens, joined, are its text."""
+        ...
+
 
 class RequestHandle(Protocol):
     """A submitted request. Iterating yields its events until each of `n` answers has finished."""

@@ -28,6 +28,7 @@ from kvtiers.server.errors import ApiError
 from kvtiers.server.generation import Generation
 from kvtiers.server.guard import body_bytes
 from kvtiers.server.json_body import JsonRoute
+from kvtiers.server.logprobs import entry
 from kvtiers.server.prompts import chat_prompt
 from kvtiers.server.requests import ChatRequest
 from kvtiers.server.responses import ChatCompletion, Usage
@@ -141,13 +142,9 @@ class _ChatApi:
         return {
             "content": [
                 {
-                    **self._entry(event.token, event.logprob),
-                    "top_logprobs": [self._entry(t, p) for t, p in event.top_logprobs],
+                    **entry(self._codec, event.token, event.logprob),
+                    "top_logprobs": [entry(self._codec, t, p) for t, p in event.top_logprobs],
                 }
                 for event in events
             ]
         }
-
-    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text = self._codec.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -26,6 +26,7 @@ from kvtiers.server.context import ServerContext
 from kvtiers.server.generation import Generation
 from kvtiers.server.guard import body_bytes
 from kvtiers.server.json_body import JsonRoute
+from kvtiers.server.logprobs import by_spelling, spelled
 from kvtiers.server.prompts import completion_prompts
 from kvtiers.server.requests import CompletionRequest
 from kvtiers.server.responses import Completion, Usage
@@ -116,17 +117,14 @@ class _CompletionApi:
     def _logprobs_of(self, events: Sequence[TokenEvent], offset: int) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        spell = self._codec.token_text
         offsets = []
         for event in events:
             offsets.append(offset)
             offset += len(event.text)
         return {
-            "tokens": [spell(event.token) for event in events],
+            "tokens": [spelled(self._codec, event.token) for event in events],
             "token_logprobs": [event.logprob for event in events],
-            "top_logprobs": [
-                {spell(token): logprob for token, logprob in event.top_logprobs} for event in events
-            ],
+            "top_logprobs": [by_spelling(self._codec, event.top_logprobs) for event in events],
             "text_offset": offsets,
         }
 

@@ -113,9 +113,11 @@ class Completion(Wire):
 
 
 class TopLogprob(Wire):
-    token: str
+    token: str = Field(description="Its text; `bytes:\\xf0\\x9f` where it is a part of a character")
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None = Field(
+        description="Those of all tokens, joined, are the text; null: it is no text"
+    )
 
 
 class ChatLogprob(TopLogprob):

@@ -125,6 +125,33 @@ def test_logprobs_come_in_both_shapes(client: openai.OpenAI) -> None:
     assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in content)
 
 
+def test_the_bytes_of_all_tokens_are_the_text_also_of_broken_characters(
+    client: openai.OpenAI,
+) -> None:
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "\U0001f9a9" * 4}],
+        max_tokens=64,
+        temperature=2,
+        seed=3,
+        logprobs=True,
+        top_logprobs=5,
+    )
+    content = chat.choices[0].logprobs.content
+    parts = [entry for entry in content if entry.token.startswith("bytes:")]
+    assert parts, "a random model makes broken characters"
+    assert all(len({top.token for top in entry.top_logprobs}) == 5 for entry in content)
+    joined = b"".join(bytes(entry.bytes) for entry in content if entry.bytes is not None)
+    assert joined.decode(errors="replace") == chat.choices[0].message.content
+
+
+def test_completions_show_as_many_likely_tokens_as_were_asked_for(client: openai.OpenAI) -> None:
+    plain = client.completions.create(
+        model="tiny", prompt="\U0001f9a9" * 4, max_tokens=32, temperature=2, seed=3, logprobs=5
+    )
+    assert {len(top) for top in plain.choices[0].logprobs.top_logprobs} == {5}
+
+
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: openai.OpenAI) -> None:
     free = client.completions.create(model="tiny", prompt="abc", max_tokens=16, temperature=0)
     text = free.choices[0].text

@@ -46,6 +46,9 @@ class ByteCodec:
     def token_text(self, token: int) -> str:
         return bytes([token]).decode("latin-1")
 
+    def token_bytes(self, token: int) -> bytes | None:
+        return bytes([token]) if token else None
+
 
 class FakeEngine:
     """`fail` makes every request end so, `fail_after` after as many tokens; `busy_after` requests
