@@ -79,3 +79,21 @@ def test_a_callback_that_raises_takes_no_other_answer_down() -> None:
     )
     assert [type(event) for event in events] == [TokenEvent, FinishEvent]
     assert len(answers) == 0
+
+
+def test_a_stop_string_behind_an_unfinished_character_is_what_ended_the_answer() -> None:
+    """It was whole already, and held back because a later token could have changed the text."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join({1: "a", 2: "b \ufffd"}[token] for token in tokens)
+
+    events: list[Event] = []
+    answers = Answers(decode, nothing)
+    params = SamplingParams(max_tokens=2, stop=(" ",))
+    asked = Request(1, token_key(PROMPT), params, Namespace("model"), 0.0)
+    answers.begin(1, GenerationRequest(PROMPT, params), [asked], events.append)
+    answers.deliver([StepOutput(asked, TokenResult(1))])
+    answers.deliver([StepOutput(asked, TokenResult(2), FinishReason.LENGTH)])
+    end = events[-1]
+    assert isinstance(end, FinishEvent)
+    assert (end.reason, end.stop, end.text) == (FinishReason.STOP, " ", "b")

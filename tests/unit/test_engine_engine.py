@@ -96,6 +96,19 @@ def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(engine: LLMEngine) ->
     assert end.text == engine.codec.decode(tokens[: count - 1])
 
 
+def test_what_if_is_asked_once_for_n_answers_and_not_for_what_is_refused(
+    engine: LLMEngine,
+) -> None:
+    asked: list[bytes] = []
+    what_if = engine.parts.what_if
+    ask = what_if.ask
+    what_if.ask = lambda key, namespace: (asked.append(key), ask(key, namespace))[1]  # type: ignore[method-assign]
+    end_of(engine, replace(request(), n=3))
+    assert len(asked) == 1
+    assert end_of(engine, request(max_tokens=2000)).reason is FinishReason.REFUSED
+    assert len(asked) == 1
+
+
 def test_n_answers_share_a_prefill_and_differ_by_seed(engine: LLMEngine) -> None:
     wanted = replace(request(temperature=1.0, seed=3, max_tokens=12), n=3)
     first, again = (engine.submit(wanted).results(SECONDS) for _ in range(2))
@@ -210,7 +223,7 @@ def test_a_full_queue_turns_requests_away(directory: Path, config: EngineConfig)
         except EngineBusy as error:
             turned_away.append(str(error))
     assert turned_away
-    assert "max_waiting_requests=2" in turned_away[0]
+    assert "no more than 2 may (--max-waiting-requests)" in turned_away[0]
     for handle in handles:
         assert handle.results(SECONDS)[0].reason is FinishReason.LENGTH
     engine.stop()

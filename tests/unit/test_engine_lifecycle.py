@@ -266,7 +266,7 @@ def test_contradictions_are_reported_all_at_once() -> None:
         ("device_pages", 0),
         ("host_pages", -3),
         ("context_tokens", 0),
-        ("max_waiting_requests", -1),
+        ("max_waiting_requests", 0),
         ("prefetch_threshold_tokens", -1),
     ],
 )

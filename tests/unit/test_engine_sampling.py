@@ -37,6 +37,15 @@ def test_a_low_temperature_sharpens_and_a_high_one_flattens() -> None:
     assert Counter(draws(500, temperature=5.0))[0] < Counter(draws(500))[0]
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-39, 1e-300])
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature: float) -> None:
+    likeliest_in_the_middle = torch.tensor([[1.0, 2.0, 30.0, 29.9, -9.0, 0.0]])
+    for given in ({}, {"top_k": 3}, {"top_p": 0.5}):
+        params = SamplingParams(seed=7, temperature=temperature, **given)
+        tokens = {sample(likeliest_in_the_middle, [params], [i])[0].token for i in range(20)}
+        assert tokens == {2}
+
+
 def test_top_k_keeps_the_k_likeliest() -> None:
     assert set(draws(300, top_k=2)) == {0, 1}
 

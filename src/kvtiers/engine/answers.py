@@ -131,6 +131,9 @@ def _end_of(
     text = ""
     try:
         text = answer.detokenizer.finish()
+        if reason is FinishReason.LENGTH and answer.detokenizer.stopped_by is not None:
+            # It was whole, and held back with a character that was not.
+            reason, stop = FinishReason.STOP, answer.detokenizer.stopped_by
     except Exception as error:
         log.exception("the end of request %d is no text", sequence.request_id)
         reason, stop = FinishReason.FAILED, None

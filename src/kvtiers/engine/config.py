@@ -40,7 +40,7 @@ _LEAST = {
     "prefetch_threshold_tokens": 0,
     "load_back_threshold_tokens": 0,
     "max_running_requests": 1,
-    "max_waiting_requests": 0,
+    "max_waiting_requests": 1,
     "max_batch_tokens": 1,
     "context_tokens": 1,
     "capture_logits_mib": 0,

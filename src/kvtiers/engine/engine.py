@@ -139,8 +139,9 @@ class LLMEngine:
             for sequence in sequences:
                 if request.capture_logits and self.parts.capture is not None:
                     self.parts.capture.want(sequence.request_id)
-                self.parts.what_if.ask(sequence.prompt, namespace)
                 self.parts.scheduler.add(sequence)
+            if not sequences[0].ended:  # once for all answers: they share what it finds
+                self.parts.what_if.ask(sequences[0].prompt, namespace)
 
         if not self._loop.post(take_up):
             raise EngineBusy("the engine takes no requests: it has stopped")
@@ -204,8 +205,8 @@ class LLMEngine:
         waiting = self._posted + self.parts.scheduler.waiting
         if waiting >= self.config.max_waiting_requests:
             raise EngineBusy(
-                f"{waiting} requests are waiting already (limit max_waiting_requests="
-                f"{self.config.max_waiting_requests}); try again later"
+                f"{waiting} requests are waiting already, and no more than "
+                f"{self.config.max_waiting_requests} may (--max-waiting-requests); try again later"
             )
 
     # ------------------------------------------------------------------ commands

@@ -200,8 +200,8 @@ class Settlement:
             RequestOutcome.FAILED,
             now,
             message=f"the cached prefix of request {request.request_id} failed to load in "
-            f"{attempts} attempts (limit void_retries_max={self._config.void_retries_max}); "
-            "see storage_errors_total and transfer failures, or flush the host tier",
+            f"{attempts} attempts, and no more are made; see storage_errors_total and "
+            "copies_failed_tokens_total, or flush the host tier",
         )
 
     def _fork(self, leader: Request, now: float) -> None:
