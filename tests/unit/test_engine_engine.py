@@ -97,8 +97,10 @@ def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(engine: LLMEngine) ->
 
 
 def test_what_if_is_asked_once_for_n_answers_and_not_for_what_is_refused(
-    engine: LLMEngine,
+    directory: Path, config: EngineConfig
 ) -> None:
+    engine = make(directory, replace(config, device_pages=32))
+    engine.start()
     asked: list[bytes] = []
     what_if = engine.parts.what_if
     ask = what_if.ask
@@ -107,6 +109,7 @@ def test_what_if_is_asked_once_for_n_answers_and_not_for_what_is_refused(
     assert len(asked) == 1
     assert end_of(engine, request(max_tokens=2000)).reason is FinishReason.REFUSED
     assert len(asked) == 1
+    engine.stop()
 
 
 def test_n_answers_share_a_prefill_and_differ_by_seed(engine: LLMEngine) -> None:

@@ -43,7 +43,7 @@ def uniform(seed: int | None, output_index: int) -> float:
 
 def _draw(logits: torch.Tensor, params: SamplingParams, output_index: int) -> int:
     """Inverse of the cumulative distribution at this token's uniform number."""
-    # Below the largest, so that a tiny temperature makes the others impossible and nothing infinite.
+    # Below the largest: a tiny temperature makes the others impossible, and nothing infinite.
     scaled = (logits.double() - logits.max()) / params.temperature
     tokens: torch.Tensor | None = None
     if 0 < params.top_k < scaled.shape[0]:
