@@ -265,7 +265,7 @@ def test_contradictions_are_reported_all_at_once() -> None:
         ("storage_gib", math.nan),
         ("device_pages", 0),
         ("host_pages", -3),
-        ("context_tokens", 0),
+        ("context_tokens", 1),
         ("max_waiting_requests", 0),
         ("prefetch_threshold_tokens", -1),
     ],
@@ -299,6 +299,7 @@ def test_policies_may_be_given_by_name_and_unknown_ones_list_the_known() -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"num_threads": 100_000}, "--num-threads is 100000; it must be at most 512"),
         ({"eviction": "fifo"}, "--eviction is 'fifo'; known: lru, lfu"),
         ({"schedule_policy": "random"}, "--schedule-policy is 'random'; known: fcfs"),
         ({"storage_gib": 1.0}, "--storage-gib 1 without --storage"),

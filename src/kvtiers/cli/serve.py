@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,14 @@ def _mib(flag: str, number: float) -> int:
     if not 0 < number < math.inf:
         raise ConfigError(f"{flag} is {number}; it must be a finite number above 0")
     return int(number * (1 << 20))
+
+
+def _check_keys_of_environment() -> None:
+    """`ConfigError` for a key that is set and empty: it would be taken for none, and what somebody
+    meant to guard would be open."""
+    for name in ("KVTIERS_API_KEY", "KVTIERS_ADMIN_KEY"):
+        if os.environ.get(name) == "":
+            raise ConfigError(f"{name} is set and empty; give a key, or unset it for none")
 
 
 def serve(
@@ -261,6 +270,7 @@ def serve(
     from kvtiers.engine.config import EngineConfig
     from kvtiers.server.settings import ServerSettings
 
+    _check_keys_of_environment()
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,

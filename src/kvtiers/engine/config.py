@@ -32,6 +32,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "schedule_policy": POLICY_NAMES,
 }
 _STORAGE_NEEDS_HOST = "what goes to and from --storage passes through the host tier"
+NUM_THREADS_MAX = 512
+"""Far more than help; where the machine has no room for so many, torch ends the process."""
 _LEAST = {
     "num_threads": 1,
     "page_tokens": 1,
@@ -42,7 +44,7 @@ _LEAST = {
     "max_running_requests": 1,
     "max_waiting_requests": 1,
     "max_batch_tokens": 1,
-    "context_tokens": 1,
+    "context_tokens": 2,  # one of a prompt, one of its answer
     "capture_logits_mib": 0,
 }
 """The least that a size may be, where it is given."""
@@ -129,6 +131,11 @@ class EngineConfig:
             for name, least in _LEAST.items()
             if getattr(self, name) is not None and getattr(self, name) < least
         ]
+        if self.num_threads > NUM_THREADS_MAX:
+            problems.append(
+                f"--num-threads is {self.num_threads}; it must be at most {NUM_THREADS_MAX}, and "
+                "more than there are cores make every step slower"
+            )
         return problems + [
             f"{flag_of(name)} is {getattr(self, name)}; it must be a finite number, 0 or more"
             for name in ("device_gib", "host_gib", "storage_gib", "load_timeout_seconds")

@@ -42,6 +42,10 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
+        if not self.host:
+            problems.append(
+                "--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all"
+            )
         if not 0 <= self.port <= 65535:
             problems.append(f"--port is {self.port}; it lies in 0..65535 (0 takes a free one)")
         if self.body_bytes_max < 1:

@@ -8,7 +8,12 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from conftest import RunningServer, StartServer
+from typer.testing import CliRunner
+
+from kvtiers.cli import build
+from kvtiers.errors import ConfigError
 
 LONG = {"model": "tiny", "prompt": "go on", "max_tokens": 900, "ignore_eos": True}
 
@@ -35,6 +40,16 @@ def test_every_option_can_be_given_by_environment(start_server: StartServer, mon
     server = start_server()
     policies = server.state()["policies"]
     assert (policies["write_policy"], policies["retention"]) == ("write_back", "exclusive")
+
+
+@pytest.mark.parametrize("name", ["KVTIERS_API_KEY", "KVTIERS_ADMIN_KEY"])
+def test_a_key_that_is_set_and_empty_is_not_taken_for_none(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "")
+    found = CliRunner().invoke(build(["serve"]), ["serve", "no-such-model"])
+    assert isinstance(found.exception, ConfigError)
+    assert f"{name} is set and empty" in str(found.exception)
 
 
 def test_a_client_that_leaves_a_stream_ends_its_request(server: RunningServer) -> None:

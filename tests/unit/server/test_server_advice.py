@@ -37,7 +37,7 @@ def test_a_sensible_setting_has_no_warning() -> None:
         (_engine(storage_dir=Path("x"), storage_gib=1e-6), "after a restart only"),
         (_engine(storage_dir=Path("x"), prefetch_threshold_tokens=512), "read from storage"),
         (_engine(load_back_threshold_tokens=512), "ever loaded back"),
-        (_engine(num_threads=4096), "slower"),
+        (_engine(num_threads=512), "slower"),
     ],
 )
 def test_a_setting_that_makes_a_tier_useless_is_warned_of(engine: FakeEngine, words: str) -> None:
@@ -61,6 +61,6 @@ def test_it_says_what_each_tier_holds_in_tokens_and_bytes() -> None:
 
 def test_all_wrong_settings_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        ServerSettings(port=70_000, body_bytes_max=0, api_key="", pin_budget_share=2)
-    for words in ("--port", "--body-mib-max", "--api-key", "--pin-budget-share"):
+        ServerSettings(host="", port=70_000, body_bytes_max=0, api_key="", pin_budget_share=2)
+    for words in ("--host", "--port", "--body-mib-max", "--api-key", "--pin-budget-share"):
         assert words in str(error.value)
