@@ -23,9 +23,13 @@ from kvtiers.planner.calibrate import (
 )
 from kvtiers.planner.machines import StepCost, find_machine
 from kvtiers.planner.models import MODELS
+from kvtiers.planner.served import HttpServed
+from kvtiers.planner.serving_settings import KnownSettings
 from kvtiers.transfer.virtual import Link
+from kvtiers.types import PrefetchPolicy
 
 TRUE = StepCost(0.004, 0.030, 1e-3, 2e-7, 5e-6, single_seconds=0.020)
+SETTINGS = KnownSettings(max_batch_tokens=512)
 TOKEN_BYTES = 1_000
 TRUE_LINKS = {
     "device_to_host": Link(5e9, 20e-6),
@@ -85,6 +89,9 @@ class VirtualServer:
             dict(self._moved),
         )
 
+    def settings(self) -> KnownSettings:
+        return SETTINGS
+
     def flush(self, tier: str) -> None:
         for tiers in self._tiers.values():
             tiers.discard(tier)
@@ -114,6 +121,7 @@ def test_the_fit_finds_the_cost_of_a_server_again() -> None:
 
 def test_every_link_is_found_when_the_tiers_may_be_emptied() -> None:
     machine = calibrate(VirtualServer(), Experiment(flush=True), "m", "now")
+    assert machine.settings == SETTINGS
     for name, link in TRUE_LINKS.items():
         found = getattr(machine, name)
         assert found.bytes_per_second == pytest.approx(link.bytes_per_second, rel=0.01)
@@ -193,6 +201,13 @@ x:inter_token_latency_seconds_count{model_name="m"} %(tokens)s
 """
 
 
+STATE = {
+    "page_tokens": 16,
+    "policies": {"write_policy": "write_back", "prefetch_policy": "best_effort"},
+    "device": {"capacity_pages": 9},
+}
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     """A second for each first token and for each further one."""
 
@@ -204,6 +219,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         kind = type(self)
         if self.path == "/v1/models":
             self._answer(json.dumps({"data": [{"id": "m"}]}))
+        elif self.path == "/cache/state":
+            if self.headers["Authorization"] == "Bearer admin":
+                self._answer(json.dumps(STATE))
+            else:
+                self.send_error(401)
         else:
             self._answer(METRICS % {"answers": kind.answers, "tokens": kind.tokens})
 
@@ -261,6 +281,21 @@ def test_the_command_writes_a_file_that_replays_can_use(
     assert machine.device_to_host.bytes_per_second == 7e9, "nothing moved: as the server probed"
     assert machine.cost.seconds(1, 0, 0) == pytest.approx(1.0)
     assert machine.cost.seconds(64, 64**2 / 2, 0) == pytest.approx(1.0)
+    assert machine.settings == KnownSettings(prefetch_policy=PrefetchPolicy.BEST_EFFORT)
+
+
+def test_what_a_server_says_of_its_settings_is_read_wherever_its_state_has_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STATE, "limits", {"max_running_requests": 8, "max_batch_tokens": 512})
+    assert HttpServed(url, admin_key="admin").settings() == KnownSettings(
+        max_running_requests=8, max_batch_tokens=512, prefetch_policy=PrefetchPolicy.BEST_EFFORT
+    )
+
+
+def test_a_server_whose_state_is_closed_is_calibrated_without_its_settings(url: str) -> None:
+    assert HttpServed(url).settings() == KnownSettings()
+    assert HttpServed(url, admin_key="another").settings() == KnownSettings()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from kvtiers.cli.machine_options import (
 )
 from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.plan_progress import Reached, plan_progress
+from kvtiers.cli.serving_options import ServingFlags
 from kvtiers.cli.trace_options import (
     JsonOption,
     ModelOption,
@@ -98,6 +99,7 @@ def plan(
     speed: SpeedOption = 1.0,
     model: ModelOption = None,
     machine: MachineFlags,
+    serving: ServingFlags,
     json: JsonOption = False,
     reading: TraceFlags,
 ) -> None:
@@ -120,6 +122,7 @@ def plan(
         budget_gib=budget_gib,
     )
     shape, found = machine.with_model(model)
+    settings = found.serving(serving.known())
     space = Space(
         device_gib=device_gib if device_gib is not None else _device_gib(machine, shape),
         host_max_gib=host_max_gib,
@@ -128,7 +131,9 @@ def plan(
         storage_sizes=_sizes(storage_sizes, "--storage-sizes"),
     )
     columns = reading.load(trace)
-    setting = Setting(shape, found, page_tokens_of(page_tokens, columns.block_tokens), speed)
+    setting = Setting(
+        shape, found, page_tokens_of(page_tokens, columns.block_tokens), speed, serving.known()
+    )
     _check_pages_fit(space, setting.screening(columns.block_tokens))
     _check_pages_countable(space, setting)
     reached = Reached()
@@ -150,7 +155,7 @@ def plan(
     if json:
         print_json(plan_document(result))
     else:
-        typer.echo(f"{shape.name} on {found.name} ({found.status})\n")
+        typer.echo(f"{shape.name} on {found.name} ({found.status})\n{settings.text}\n")
         typer.echo(as_text(advise(result)))
     if report is not None:
         write_output(report, html_report(result), "--report", rest="the answer is above")

@@ -19,6 +19,7 @@ from kvtiers.cli.machine_options import (
 )
 from kvtiers.cli.option_groups import with_option_groups
 from kvtiers.cli.replay_text import print_logical, print_replay
+from kvtiers.cli.serving_options import ServingFlags
 from kvtiers.cli.trace_options import (
     JsonOption,
     KvBytesOption,
@@ -37,7 +38,6 @@ from kvtiers.planner.units import PAGES_MAX, CapacityScale, CapacityUnit, enough
 from kvtiers.types import (
     CacheConfig,
     PoolSpec,
-    PrefetchPolicy,
     Retention,
     StoreOn,
     WritePolicy,
@@ -69,14 +69,12 @@ def replay(
     ] = Retention.INCLUSIVE,
     store_on: Annotated[StoreOn, typer.Option(help="When to store.")] = StoreOn.BACKUP,
     eviction: Annotated[str, typer.Option(help="Eviction policy.")] = "lru",
-    prefetch_policy: Annotated[
-        PrefetchPolicy, typer.Option(help="How long an admission waits for storage.")
-    ] = PrefetchPolicy.TIMEOUT,
     page_tokens: PageTokensOption = None,
     speed: SpeedOption = 1.0,
     model: ModelOption = None,
     kv_bytes_per_token: KvBytesOption = None,
     machine: MachineFlags,
+    serving: ServingFlags,
     json: JsonOption = False,
     reading: TraceFlags,
 ) -> None:
@@ -96,10 +94,9 @@ def replay(
         "retention": retention,
         "store_on": store_on,
         "eviction": eviction,
-        "prefetch_policy": prefetch_policy,
     }
     if logical:
-        _check_logical(storage, page_tokens, speed, machine)
+        _check_logical(storage, page_tokens, speed, machine, serving)
         columns = reading.load(trace)
         scale = CapacityScale(unit or CapacityUnit.BLOCKS, columns.block_tokens, kv_bytes)
         config = CacheConfig(
@@ -115,6 +112,7 @@ def replay(
         return
 
     shape, found = machine.with_model(model)
+    settings = found.serving(serving.known())
     columns = reading.load(trace)
     size = page_tokens_of(page_tokens, columns.block_tokens)
     if unit is CapacityUnit.BLOCKS:  # the trace's, which are not pages
@@ -128,6 +126,8 @@ def replay(
         storage=_pages(scale, "--storage", storage) > 0,
         page_tokens=size,
         pools=(pool,),
+        prefetch_policy=settings.prefetch_policy,
+        prefetch_threshold_tokens=settings.prefetch_threshold_tokens,
         **policies,
     )
     # late copies are in the ledger and in the report; the live server's log lines say no more
@@ -138,15 +138,16 @@ def replay(
             ReplayConfig(
                 cache=cache,
                 machine=found,
+                scheduler=settings.scheduler(),
                 storage_pages=scale.blocks(storage),
                 speed=speed,
             ),
         )
     )
     if json:
-        print_json(outcome)
+        print_json({**outcome, "serving": settings.to_dict()})
     else:
-        print_replay(outcome, shape.name)
+        print_replay(outcome, shape.name, settings)
 
 
 def _check_tiers(
@@ -175,7 +176,11 @@ def _check_tiers(
 
 
 def _check_logical(
-    storage: float, page_tokens: int | None, speed: float, machine: MachineFlags
+    storage: float,
+    page_tokens: int | None,
+    speed: float,
+    machine: MachineFlags,
+    serving: ServingFlags,
 ) -> None:
     """`ConfigError` for options that need time, which a logical replay has not."""
     without_meaning = {
@@ -183,6 +188,7 @@ def _check_logical(
         "--page-tokens": page_tokens is not None,
         "--speed": speed != 1.0,
         "the options of the machine": machine != MachineFlags(),
+        **dict.fromkeys(serving.given, True),
     }
     given = [name for name, is_given in without_meaning.items() if is_given]
     if given:

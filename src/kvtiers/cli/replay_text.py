@@ -8,6 +8,7 @@ import typer
 
 from kvtiers.cli.trace_options import print_table
 from kvtiers.planner.logical import STAGING, LogicalResult
+from kvtiers.planner.serving_settings import ServingSettings
 from kvtiers.planner.units import decimal_text, size_text
 from kvtiers.types import CacheConfig, Retention
 
@@ -34,10 +35,10 @@ def print_logical(result: LogicalResult, config: CacheConfig) -> None:
         typer.echo(f"\n{STAGING}")
 
 
-def print_replay(outcome: dict[str, Any], model_name: str) -> None:
+def print_replay(outcome: dict[str, Any], model_name: str, serving: ServingSettings) -> None:
     """A replay in virtual time."""
     machine, requests = outcome["machine"], outcome["requests"]
-    typer.echo(f"{model_name} on {machine['name']} ({machine['status']})")
+    typer.echo(f"{model_name} on {machine['name']} ({machine['status']})\n{serving.text}")
     _print_tiers(outcome["configuration"])
     typer.echo(
         f"{requests['served']:,} of {requests['of']:,} requests served, "

@@ -17,7 +17,7 @@ Prompts are random tokens from a seed that differs per run, so nothing of them i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from kvtiers.errors import ConfigError
 from kvtiers.planner.machines import NVME, Machine, StepCost
+from kvtiers.planner.serving_settings import KnownSettings
 from kvtiers.transfer.virtual import Link
 
 DECODE_TOKENS = 16
@@ -91,6 +92,10 @@ class Served(Protocol):
     @property
     def link_ceilings(self) -> Mapping[str, float]:
         """Bytes per second by path, as the server probed them at its start."""
+        ...
+
+    def settings(self) -> KnownSettings:
+        """How it batches and asks storage, as far as it says so."""
         ...
 
 
@@ -289,7 +294,9 @@ def calibrate(
     progress: Callable[[], None] = lambda: None,
 ) -> Machine:
     """A live server as a machine; `measured` says when and how, for every report."""
-    return machine_of(observe(server, experiment, progress), server.link_ceilings, name, measured)
+    settings = server.settings()
+    seen = observe(server, experiment, progress)
+    return replace(machine_of(seen, server.link_ceilings, name, measured), settings=settings)
 
 
 def machine_of(seen: Observed, ceilings: Mapping[str, float], name: str, measured: str) -> Machine:

@@ -4,7 +4,7 @@ Each worker gets the trace once, at its start. A configuration comes back as an 
 is small; the whole outcome of a replay (series, ledger) comes back only where it is asked for.
 
 *Screening* replays the whole trace with every output cut to its first token, with pages as large as
-the trace's blocks and with twice as many prompt tokens in a step: most of a replay's time goes into
+the trace's blocks and with twice as many tokens in a step: most of a replay's time goes into
 decoding, into small pages and into steps, while hits, copies and prefill queueing depend little on
 any of these. What the screening ranks first is replayed in full before anything is recommended.
 """
@@ -33,22 +33,16 @@ from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.machines import Machine
 from kvtiers.planner.models import ModelShape
 from kvtiers.planner.prompts import PromptKeys
-from kvtiers.planner.replay import (
-    REPEAT_MAX,
-    STEP_TOKENS,
-    Patience,
-    ReplayConfig,
-    replay,
-)
+from kvtiers.planner.replay import Patience, ReplayConfig, replay
 from kvtiers.planner.search import Candidate
+from kvtiers.planner.serving_settings import NOTHING_KNOWN, KnownSettings, ServingSettings
 from kvtiers.planner.summary import summarise
 from kvtiers.planner.units import GIB
-from kvtiers.scheduling.config import SchedulerConfig
 from kvtiers.types import CacheConfig, PoolSpec
 
 SCREENING_OUTPUT_TOKENS = 1
 SCREENING_PAGE_TOKENS_MAX = 512
-SCREENING_STEP_TOKENS = 2 * STEP_TOKENS
+SCREENING_STEP_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +53,13 @@ class Setting:
     machine: Machine
     page_tokens: int
     speed: float = 1.0
-    step_tokens: int = STEP_TOKENS
-    """Positions in a step, and prompt positions among them."""
+    options: KnownSettings = NOTHING_KNOWN
+    """What is asked for instead of the machine's own settings."""
+
+    @property
+    def serving(self) -> ServingSettings:
+        """How the server of all of them batches and asks storage."""
+        return self.machine.serving(self.options)
 
     @property
     def page_gib(self) -> float:
@@ -70,11 +69,14 @@ class Setting:
     def screening(self, block_tokens: int) -> Setting:
         """The setting that a screening replays."""
         page_tokens = max(self.page_tokens, min(block_tokens, SCREENING_PAGE_TOKENS_MAX))
-        return replace(self, page_tokens=page_tokens, step_tokens=SCREENING_STEP_TOKENS)
+        step_tokens = SCREENING_STEP_FACTOR * self.serving.max_batch_tokens
+        options = replace(self.options, max_batch_tokens=step_tokens)
+        return replace(self, page_tokens=page_tokens, options=options)
 
     def replay_config(self, candidate: Candidate) -> ReplayConfig:
         """A candidate as a replay's configuration."""
         page_bytes = self.model.kv_bytes_per_token * self.page_tokens
+        serving = self.serving
 
         def pages(gib: float) -> float:
             return gib if math.isinf(gib) else math.floor(gib * GIB / page_bytes)
@@ -87,15 +89,13 @@ class Setting:
             storage=candidate.storage_gib > 0,
             write_policy=candidate.write_policy,
             retention=candidate.retention,
+            prefetch_policy=serving.prefetch_policy,
+            prefetch_threshold_tokens=serving.prefetch_threshold_tokens,
         )
         return ReplayConfig(
             cache,
             self.machine,
-            SchedulerConfig(
-                max_step_tokens=self.step_tokens,
-                max_prefill_tokens=self.step_tokens,
-                repeat_max=REPEAT_MAX,
-            ),
+            serving.scheduler(),
             storage_pages=pages(candidate.storage_gib),
             speed=self.speed,
         )

@@ -27,6 +27,12 @@ from typing import Any
 
 from kvtiers.errors import ConfigError, UnknownName
 from kvtiers.planner.models import ModelShape
+from kvtiers.planner.serving_settings import (
+    NOTHING_KNOWN,
+    KnownSettings,
+    ServingSettings,
+    settings_for,
+)
 from kvtiers.transfer.virtual import Link
 
 COMPUTE_EFFICIENCY = 0.5
@@ -93,7 +99,8 @@ class StepCost:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """One server: a model on it costs `cost`; links between its tiers. `validated` is the source
-    of the numbers where they were measured, None where they are assumed."""
+    of the numbers where they were measured, None where they are assumed; `settings` are what a
+    measured server said of itself."""
 
     name: str
     cost: StepCost
@@ -102,6 +109,13 @@ class Machine:
     storage_read: Link
     storage_write: Link
     validated: str | None = None
+    settings: KnownSettings = NOTHING_KNOWN
+
+    def serving(self, options: KnownSettings = NOTHING_KNOWN) -> ServingSettings:
+        """The settings of this server, as far as `options` do not ask for others."""
+        return settings_for(
+            calibrated=self.validated is not None, options=options, server=self.settings
+        )
 
     @property
     def status(self) -> str:
@@ -196,6 +210,7 @@ def read_calibration(path: Path) -> Machine:
             storage_read=links.get("storage_read", NVME[0]),
             storage_write=links.get("storage_write", NVME[1]),
             validated=document["measured"],
+            settings=KnownSettings.of(document.get("settings", {})),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: is not a whole calibration: {error!r}") from error
@@ -220,6 +235,7 @@ def calibration_document(machine: Machine) -> dict[str, Any]:
             name: asdict(getattr(machine, name))
             for name in ("device_to_host", "host_to_device", "storage_read", "storage_write")
         },
+        "settings": machine.settings.to_dict(),
     }
 
 

@@ -104,7 +104,8 @@ class TraceFacts:
         arrivals = columns.arrival_seconds
         seconds = float(arrivals[-1] - arrivals[0]) / setting.speed
         cost = setting.machine.cost
-        prefill = sum(cost.prefill_seconds(n, chunk=8192) for n in columns.input_tokens.tolist())
+        chunk = setting.serving.max_batch_tokens
+        prefill = sum(cost.prefill_seconds(n, chunk=chunk) for n in columns.input_tokens.tolist())
         return cls(
             name=name,
             requests=columns.requests,

@@ -26,6 +26,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "name": plan.setting.machine.name,
             "status": plan.setting.machine.status,
         },
+        "serving": plan.setting.serving.to_dict(),
         "target": {
             "ttft_p95_seconds": plan.target.ttft_p95_seconds,
             "hit_ratio": plan.target.hit_ratio,

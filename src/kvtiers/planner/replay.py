@@ -22,6 +22,7 @@ from kvtiers.planner.columns import TraceColumns
 from kvtiers.planner.flows import Flows
 from kvtiers.planner.machines import Machine
 from kvtiers.planner.prompts import END_TOKEN, PromptKeys
+from kvtiers.planner.serving_settings import settings_for
 from kvtiers.planner.virtual_clock import VirtualClock
 from kvtiers.planner.virtual_executor import VirtualExecutor
 from kvtiers.planner.virtual_storage import BACKEND, VirtualStorage
@@ -40,11 +41,6 @@ TICK_SECONDS = 0.02
 LAYERS = 32
 """Layers of a load-back that overlap with compute."""
 
-STEP_TOKENS = 8192
-"""Positions in a step, and prompt positions among them, unless a replay says otherwise."""
-REPEAT_MAX = 64
-"""Decode steps at a time, as far as nothing else happens meanwhile."""
-
 _STUCK_ROUNDS_MAX = 10_000
 
 
@@ -59,11 +55,7 @@ class ReplayConfig:
 
     cache: CacheConfig
     machine: Machine
-    scheduler: SchedulerConfig = field(
-        default_factory=lambda: SchedulerConfig(
-            max_step_tokens=STEP_TOKENS, max_prefill_tokens=STEP_TOKENS, repeat_max=REPEAT_MAX
-        )
-    )
+    scheduler: SchedulerConfig = field(default_factory=lambda: settings_for().scheduler())
     storage_pages: float = math.inf
     speed: float = 1.0
 

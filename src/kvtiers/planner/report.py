@@ -71,6 +71,7 @@ def _head(plan: Plan) -> str:
         f"{trace.requests:,} requests in {trace.seconds / 3600:.2f} h &middot; "
         f"{trace.prompt_tokens:,} prompt and {trace.output_tokens:,} output tokens &middot; "
         f"{setting.model.kv_bytes_per_token:,} bytes of KV per token</p>"
+        f"<p class='soft'>Served with {escape(setting.serving.text)}</p>"
     )
 
 

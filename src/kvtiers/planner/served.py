@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 
 from kvtiers.errors import ConfigError
 from kvtiers.planner.calibrate import Moved, Totals
+from kvtiers.planner.serving_settings import NAMES, NOTHING_KNOWN, KnownSettings
 
 _TIMEOUT_SECONDS = 600.0
 _SETTLE_SECONDS_MAX = 60.0
@@ -103,6 +104,20 @@ class HttpServed:
     def flush(self, tier: str) -> None:
         """Empty a tier; needs the admin key where the server has one."""
         self._ask("/cache/flush", {"tier": tier}, self._admin_key)
+
+    def settings(self) -> KnownSettings:
+        """What /cache/state says of the settings that shape a replay.
+
+        Nothing where that is closed to this key: a calibration without them is still one.
+        """
+        try:
+            state: dict[str, Any] = json.loads(self._ask("/cache/state", key=self._admin_key))
+        except (ConfigError, ValueError):
+            return NOTHING_KNOWN
+        groups = [state, *(group for group in state.values() if isinstance(group, dict))]
+        return KnownSettings.of(
+            {name: group[name] for group in groups for name in NAMES if name in group}
+        )
 
     # ------------------------------------------------------------------ inside
 

@@ -122,8 +122,8 @@ def summarise(result: ReplayResult) -> dict[str, Any]:
 
 
 def configuration(result: ReplayResult) -> dict[str, Any]:
-    """Tiers and policies of a replay; sizes in tokens and bytes."""
-    cache = result.config.cache
+    """Tiers, policies and limits of a replay; sizes in tokens and bytes."""
+    cache, scheduler = result.config.cache, result.config.scheduler
     page_bytes = result.ledger.page_bytes
     storage_pages = result.config.storage_pages if cache.storage else 0
     storage_tokens = storage_pages * cache.page_tokens
@@ -140,6 +140,10 @@ def configuration(result: ReplayResult) -> dict[str, Any]:
         "retention": cache.retention.value,
         "store_on": cache.store_on.value,
         "eviction": cache.eviction,
+        "prefetch_policy": cache.prefetch_policy.value,
+        "prefetch_threshold_tokens": cache.prefetch_threshold_tokens,
+        "max_running_requests": scheduler.max_running,
+        "max_batch_tokens": scheduler.max_step_tokens,
         "speed": result.config.speed,
     }
 
