@@ -75,18 +75,40 @@ def check_model(context: ServerContext, name: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the client called its prompt and the limit of its answer: errors speak of these."""
+
+    prompt: str
+    max_tokens: str = "max_tokens"
+
+
+def room_for_answer(context: ServerContext, prompt_tokens: int) -> int:
+    """The longest answer to a prompt for which this server has room: what is left of the context
+    and of the device tier, and no more than the limit. At least 1: that is then refused."""
+    engine = context.engine
+    device_tokens = engine.device_pages * engine.config.page_tokens
+    # The last token of an answer is never computed with, so it needs no room on the device.
+    left_tokens = min(engine.context_tokens, device_tokens + 1) - prompt_tokens
+    return max(1, min(left_tokens, context.settings.output_tokens_max))
+
+
 def sampling(
-    context: ServerContext, body: GenerationFields, max_tokens: int, logprobs: int | None
+    context: ServerContext,
+    body: GenerationFields,
+    names: Names,
+    max_tokens: int,
+    logprobs: int | None,
 ) -> SamplingParams:
     """The engine's parameters of a request."""
     limit = context.settings.output_tokens_max
     if max_tokens > limit:
         raise ApiError(
             400,
-            f"max_tokens is {max_tokens}; this server makes at most {limit} tokens per answer; ask "
-            "for no more, or start the server with a larger --output-tokens-max",
+            f"{names.max_tokens} is {max_tokens}; this server makes at most {limit} tokens per "
+            "answer; ask for no more, or start the server with a larger --output-tokens-max",
             code="max_tokens_too_large",
-            param="max_tokens",
+            param=names.max_tokens,
         )
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return SamplingParams(
@@ -102,7 +124,9 @@ def sampling(
     )
 
 
-def check_length(context: ServerContext, prompt_tokens: int, max_tokens: int) -> None:
+def _check_length(
+    context: ServerContext, names: Names, prompt_tokens: int, max_tokens: int
+) -> None:
     """400 for a prompt, or a prompt with its answer, beyond the context of the model."""
     limit = context.engine.context_tokens
     if prompt_tokens >= limit:
@@ -112,16 +136,16 @@ def check_length(context: ServerContext, prompt_tokens: int, max_tokens: int) ->
             f"'{context.engine.model_name}' is {limit} tokens and the answer needs at least one; "
             "shorten the prompt",
             code="context_length_exceeded",
-            param="prompt",
+            param=names.prompt,
         )
     if prompt_tokens + max_tokens > limit:
         raise ApiError(
             400,
-            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}; together they "
-            f"exceed the context of {limit} tokens; max_tokens can be at most "
-            f"{limit - prompt_tokens} here",
+            f"the prompt has {prompt_tokens} tokens and {names.max_tokens} is {max_tokens}; "
+            f"together they exceed the context of {limit} tokens; {names.max_tokens} can be at "
+            f"most {limit - prompt_tokens} here",
             code="context_length_exceeded",
-            param="max_tokens",
+            param=names.max_tokens,
         )
 
 
@@ -143,15 +167,19 @@ def engine_request(
     context: ServerContext,
     http: Request,
     body: GenerationFields,
+    names: Names,
     prompt: TokenArray,
     params: SamplingParams,
 ) -> GenerationRequest:
     """One prompt as the engine takes it."""
     if not prompt.size:
         raise ApiError(
-            400, "the prompt has no tokens; send at least one", code="empty_prompt", param="prompt"
+            400,
+            "the prompt has no tokens; send at least one",
+            code="empty_prompt",
+            param=names.prompt,
         )
-    check_length(context, int(prompt.size), params.max_tokens)
+    _check_length(context, names, int(prompt.size), params.max_tokens)
     return GenerationRequest(
         prompt=prompt,
         params=params,
@@ -245,7 +273,7 @@ async def respond(
     whole: WholeRenderer,
 ) -> Response:
     """Run the request to its end, or hand it over to the stream that will."""
-    generation = Generation(context.engine, requests, context.recording)
+    generation = Generation(context.engine, requests, context.waiting, context.recording)
     try:
         await generation.open(http)
         if requests[0].capture_logits:

@@ -15,10 +15,11 @@ from kvtiers.server.answers import (
     GENERATION_ERRORS,
     Answer,
     Envelope,
-    check_length,
+    Names,
     check_model,
     engine_request,
     respond,
+    room_for_answer,
     sampling,
     usage_of_generation,
     wire_reason,
@@ -60,13 +61,17 @@ def chat_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRoute
         prompt = await context.tokenizing.run(
             body_bytes(http), lambda: chat_prompt(context.engine, body.messages)
         )
-        max_tokens = body.max_completion_tokens or body.max_tokens
+        names = Names("messages")
+        max_tokens = body.max_tokens
+        if body.max_completion_tokens is not None:
+            names, max_tokens = (
+                Names("messages", "max_completion_tokens"),
+                body.max_completion_tokens,
+            )
         if max_tokens is None:
-            check_length(context, int(prompt.size), 1)
-            left_tokens = context.engine.context_tokens - int(prompt.size)
-            max_tokens = min(left_tokens, context.settings.output_tokens_max)
-        params = sampling(context, body, max_tokens, logprobs)
-        request = engine_request(context, http, body, prompt, params)
+            max_tokens = room_for_answer(context, int(prompt.size))
+        params = sampling(context, body, names, max_tokens, logprobs)
+        request = engine_request(context, http, body, names, prompt, params)
         api = _ChatApi(Envelope.of(context, http, body, "chatcmpl"), context.engine.codec, logprobs)
         return await respond(
             context, http, [request], stream=bool(body.stream), chunks=api, whole=api.whole

@@ -15,9 +15,11 @@ from kvtiers.server.answers import (
     GENERATION_ERRORS,
     Answer,
     Envelope,
+    Names,
     check_model,
     engine_request,
     respond,
+    room_for_answer,
     sampling,
     usage_of_generation,
     wire_reason,
@@ -33,6 +35,7 @@ from kvtiers.server.responses import Completion, Usage
 
 KIND = "text_completion"
 MAX_TOKENS_DEFAULT = 16
+NAMES = Names("prompt")
 
 
 def completions_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRouter:
@@ -54,11 +57,15 @@ def completions_router(context: ServerContext, dependencies: Sequence[Any]) -> A
     )
     async def create_completion(body: CompletionRequest, http: Request) -> Response:
         check_model(context, body.model)
-        params = sampling(context, body, body.max_tokens or MAX_TOKENS_DEFAULT, body.logprobs)
         prompts = await context.tokenizing.run(
             body_bytes(http), lambda: completion_prompts(context.engine, body.prompt)
         )
-        requests = [engine_request(context, http, body, prompt, params) for prompt in prompts]
+        requests = []
+        for prompt in prompts:
+            room = room_for_answer(context, int(prompt.size))
+            max_tokens = body.max_tokens or min(MAX_TOKENS_DEFAULT, room)
+            params = sampling(context, body, NAMES, max_tokens, body.logprobs)
+            requests.append(engine_request(context, http, body, NAMES, prompt, params))
         api = _CompletionApi(
             Envelope.of(context, http, body, "cmpl"),
             context.engine.codec,

@@ -12,6 +12,7 @@ from kvtiers.server.pins import PinBook
 from kvtiers.server.prompts import Tokenizing
 from kvtiers.server.recording import Recording
 from kvtiers.server.settings import ServerSettings
+from kvtiers.server.waiting import WaitingRoom
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class ServerContext:
     settings: ServerSettings
     metrics: Callable[[], bytes]
     pins: PinBook
+    waiting: WaitingRoom
     recording: Recording | None = None
     captures: Captures = field(default_factory=Captures)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
@@ -46,4 +48,5 @@ class ServerContext:
         # all of the smaller one, and then nothing else can run.
         tier_pages = min(engine.device_pages, engine.host_pages or engine.device_pages)
         budget_tokens = int(tier_pages * settings.pin_budget_share) * engine.config.page_tokens
-        return cls(engine, settings, metrics, PinBook(budget_tokens), recording)
+        waiting = WaitingRoom(engine.config.max_waiting_requests)
+        return cls(engine, settings, metrics, PinBook(budget_tokens), waiting, recording)

@@ -10,7 +10,7 @@ Invariant: a `Generation` that was opened is closed; after `close` none of its s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from kvtiers.engine.port import Engine
 from kvtiers.errors import EngineBusy, InvalidRequest
 from kvtiers.server.errors import ApiError
 from kvtiers.server.recording import RecordedRequest, Recording
+from kvtiers.server.waiting import WaitingRoom
 from kvtiers.types import HitSplit
 
 
@@ -48,9 +49,11 @@ class Generation:
         self,
         engine: Engine,
         requests: Sequence[GenerationRequest],
+        waiting: WaitingRoom,
         recording: Recording | None = None,
     ) -> None:
         self._engine = engine
+        self._waiting = waiting
         self._recording = recording
         self._requests = requests
         self._queue: asyncio.Queue[ChoiceEvent | None] = asyncio.Queue()
@@ -66,15 +69,18 @@ class Generation:
 
     async def open(self, http: Request) -> None:
         """Submit everything; `ApiError` when the engine does not take it. Nothing runs then."""
+        self._waiting.check(self._requests)
         loop = asyncio.get_running_loop()
         first_choice = 0
         try:
             for position, request in enumerate(self._requests):
                 recorded = self._recorded(request)
-                forward = _Forwarder(loop, self._queue, first_choice, recorded)
+                admitted = self._waiting.take(request.n)
+                forward = _Forwarder(loop, self._queue, first_choice, recorded, admitted)
                 try:
                     handle = self._engine.submit(request, forward)
                 except BaseException:
+                    admitted()
                     if recorded is not None:
                         recorded.not_taken()
                     raise
@@ -87,7 +93,7 @@ class Generation:
         except EngineBusy as error:
             self.close()
             if self._engine.ready:
-                raise ApiError(429, str(error), code="queue_full") from None
+                raise self._waiting.full() from None
             raise ApiError(503, str(error), code="not_ready") from None
         self._watcher = asyncio.create_task(self._watch(http))
 
@@ -148,13 +154,16 @@ class _Forwarder:
         queue: asyncio.Queue[ChoiceEvent | None],
         first_choice: int,
         recorded: RecordedRequest | None,
+        admitted: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._queue = queue
         self._first_choice = first_choice
         self._recorded = recorded
+        self._admitted = admitted
 
     def __call__(self, event: Event) -> None:
+        self._admitted()
         if self._recorded is not None:
             self._recorded.observe(event)
         item = ChoiceEvent(self._first_choice + event.index, event)

@@ -133,7 +133,9 @@ class CompletionRequest(Generation):
         | Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=PROMPTS_MAX)]
     ) = Field(description="Text, token ids, or a list of either")
-    max_tokens: StrictInt | None = Field(None, ge=1, description="Default 16")
+    max_tokens: StrictInt | None = Field(
+        None, ge=1, description="Default 16, or less where there is no room for as many"
+    )
     logprobs: StrictInt | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
     echo: FalseOnly = None
     suffix: EmptyTextOnly = None
@@ -197,7 +199,7 @@ class ChatRequest(Generation):
 
     messages: list[Message] = Field(min_length=1)
     max_tokens: StrictInt | None = Field(
-        None, ge=1, description="Default: what the context leaves, at most the limit"
+        None, ge=1, description="Default: what the context, the device tier and the limit leave"
     )
     max_completion_tokens: StrictInt | None = Field(
         None, ge=1, description="The newer name of max_tokens, which it overrides"
