@@ -107,6 +107,19 @@ def test_what_is_no_address_is_told_with_one_that_is(url: str) -> None:
         Watcher(url, None).look()
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "pass the server's --admin-key"), (403, "start it with --admin-key"), (500, "500")],
+)
+def test_a_server_that_refuses_is_told_with_what_it_needs(status: int, said: str) -> None:
+    watcher = Watcher("http://other", None)
+    watcher._http = httpx.Client(
+        base_url=watcher.url, transport=httpx.MockTransport(lambda _: httpx.Response(status))
+    )
+    with pytest.raises(WatchError, match=said):
+        watcher.look()
+
+
 @pytest.mark.parametrize("body", ["hello", "[]", "{}"])
 def test_another_server_is_not_taken_for_one_of_ours(body: str) -> None:
     watcher = Watcher("http://other", None)

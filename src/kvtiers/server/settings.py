@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtiers.errors import ConfigError
 from kvtiers.metrics.prometheus import name_problems
 
+_KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -67,11 +69,14 @@ class ServerSettings:
             )
         if not 0 <= self.pin_budget_share <= 1:
             problems.append(f"--pin-budget-share is {self.pin_budget_share}; it lies in 0..1")
-        problems.extend(
-            f"{flag} is empty; leave it out for no key"
-            for flag, key in (("--api-key", self.api_key), ("--admin-key", self.admin_key))
-            if key == ""
-        )
+        for flag, key in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if key == "":
+                problems.append(f"{flag} is empty; leave it out for no key")
+            elif key is not None and not _KEY.fullmatch(key):
+                problems.append(
+                    f"{flag} holds what an Authorization header cannot carry; use printable ASCII, "
+                    "without blanks at its ends"
+                )
         labels = [name for name, _ in self.metrics_labels]
         problems.extend(
             f"--metrics-label '{name}' is given {labels.count(name)} times"

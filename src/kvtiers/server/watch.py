@@ -57,8 +57,13 @@ class Watcher:
                 f"no answer from {self.url}: {why}; is the server up, and is that its address? "
                 f"{_LIKE}"
             ) from None
-        if response.status_code in (401, 403):
-            raise WatchError(f"{self.url} wants another key; pass --admin-key")
+        if response.status_code == 401:
+            raise WatchError(f"{self.url} wants another key; pass the server's --admin-key")
+        if response.status_code == 403:
+            raise WatchError(
+                f"{self.url} shows its state to nobody: it has an API key and no admin key; start "
+                "it with --admin-key, and pass that here"
+            )
         if response.status_code != 200:
             raise WatchError(
                 f"{self.url}/cache/state answered {response.status_code}; is it a kvtiers server?"

@@ -59,6 +59,14 @@ def test_it_says_what_each_tier_holds_in_tokens_and_bytes() -> None:
     assert "link     device to host 8.2 GB/s" in said
 
 
+@pytest.mark.parametrize("key", ["schlüssel", " key", "key\n", "\x07"])
+def test_a_key_that_no_client_could_send_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key holds what an Authorization header cannot"):
+        ServerSettings(api_key=key)
+    with pytest.raises(ConfigError, match="--admin-key holds what an Authorization header cannot"):
+        ServerSettings(admin_key=key)
+
+
 def test_all_wrong_settings_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         ServerSettings(host="", port=70_000, body_bytes_max=0, api_key="", pin_budget_share=2)
