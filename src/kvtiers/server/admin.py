@@ -126,6 +126,7 @@ def admin_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRout
                     404, f"no pin {pin_id} is held; GET /cache/pins lists them", code="no_such_pin"
                 )
             engine.unpin(pin_id)
+            pins.remove(pin_id)
         return Pin(pin_id=pin_id, tokens=tokens, expires_in_seconds=0.0)
 
     return router

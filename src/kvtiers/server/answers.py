@@ -33,6 +33,19 @@ GENERATION_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 """How a generation route can fail, for its `responses=`."""
 
+STREAM_CONTENT: dict[str, Any] = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "properties": {
+                "data": {"type": "string", "description": "A chunk or an error as JSON, or [DONE]"}
+            },
+            "required": ["data"],
+        }
+    }
+}
+"""What a streamed answer is, for the `content` of a `responses=`: each event by itself."""
+
 CAPTURE_HEADER = "x-kvtiers-capture-logits"
 CLIENT_CLOSED_REQUEST = 499
 
@@ -85,9 +98,11 @@ class Names:
 
 def room_for_answer(context: ServerContext, prompt_tokens: int) -> int:
     """The longest answer to a prompt for which this server has room: what is left of the context
-    and of the device tier, and no more than the limit. At least 1: that is then refused."""
+    and of the device tier beside what is pinned there, and no more than the limit. At least 1:
+    where even that does not fit, the engine says why."""
     engine = context.engine
     device_tokens = engine.device_pages * engine.config.page_tokens
+    device_tokens -= context.pins.held_tokens(time.monotonic())
     # The last token of an answer is never computed with, so it needs no room on the device.
     left_tokens = min(engine.context_tokens, device_tokens + 1) - prompt_tokens
     return max(1, min(left_tokens, context.settings.output_tokens_max))

@@ -13,6 +13,7 @@ from kvtiers.engine.messages import FinishEvent, TokenEvent
 from kvtiers.engine.port import TextCodec
 from kvtiers.server.answers import (
     GENERATION_ERRORS,
+    STREAM_CONTENT,
     Answer,
     Envelope,
     Names,
@@ -49,7 +50,7 @@ def chat_router(context: ServerContext, dependencies: Sequence[Any]) -> APIRoute
         responses={
             200: {
                 "model": ChatCompletion,
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": STREAM_CONTENT,
                 "description": "The answer; a stream of chunks when `stream` is true",
             },
             **GENERATION_ERRORS,

@@ -55,6 +55,20 @@ def test_a_chat_without_a_limit_asks_for_no_more_than_the_device_holds(
     assert HI_TOKENS + _asked_for(engine) == 4 * 16 + 1
 
 
+def test_pinned_tokens_are_no_room_for_an_answer(engine: FakeEngine) -> None:
+    engine.device_pages = 8
+    engine.host_pages = 0
+    context = ServerContext.of(engine, ServerSettings(pin_budget_share=0.5), lambda: b"")
+    with TestClient(create_app(context)) as pinning:
+        pin = pinning.post("/cache/pins", json={"prompt": "a" * 50}).json()
+        assert pin["tokens"] == 48
+        pinning.post(CHAT, json=HI)
+        assert HI_TOKENS + _asked_for(engine) == 8 * 16 + 1 - 48
+        pinning.delete(f"/cache/pins/{pin['pin_id']}")
+        pinning.post(CHAT, json=HI)
+        assert HI_TOKENS + _asked_for(engine) == 8 * 16 + 1
+
+
 @pytest.mark.parametrize(("prompt_tokens", "answer_tokens"), [(8, 16), (60, 5), (64, 1), (70, 1)])
 def test_a_completion_without_a_limit_asks_for_no_more_than_the_device_holds(
     engine: FakeEngine, client: TestClient, prompt_tokens: int, answer_tokens: int

@@ -36,8 +36,17 @@ def test_a_pin_that_is_held_has_its_time_left() -> None:
     ]
 
 
+def test_what_is_held_is_known_without_the_ledger() -> None:
+    book = PinBook(1000)
+    book.add(1, 50.0, {1: 32})
+    book.add(2, 70.0, {1: 32, 2: 16})
+    assert [book.held_tokens(now) for now in (0.0, 60.0, 80.0)] == [48, 16, 0]
+    book.remove(1)
+    assert book.held_tokens(0.0) == 16
+
+
 def test_pins_that_nobody_lists_leave_nothing_behind_when_they_end() -> None:
     book = PinBook(1000)
     for pin_id in range(10_000):
         book.add(pin_id, 50.0, {pin_id: 16})
-    assert len(book._ends_at) == 1
+    assert len(book._pins) == 1
