@@ -171,6 +171,16 @@ def test_pages_of_another_size_are_kept_unread_while_there_is_room(directory):
         assert read(store, refs, PAGE_BYTES) == [payload(ref, PAGE_BYTES) for ref in refs]
 
 
+def test_files_of_no_use_are_told_once_at_the_start(directory, caplog):
+    with open_small(directory, slots=4) as store:
+        fill(store, [0, 1])
+    assert not caplog.records
+    with open_small(directory, page_bytes=2 * PAGE_BYTES):
+        (told,) = [record.getMessage() for record in caplog.records]
+    assert "2 of its files" in told
+    assert "another size" in told
+
+
 def test_pages_of_another_size_count_and_make_way_first(directory):
     with open_small(directory, slots=8) as store:
         fill(store, [0, 1])

@@ -100,6 +100,14 @@ class SlotSpace:
         for number, path in segment_files(directory.path).items():
             self._last_number = number
             self._adopt(number, path)
+        if self._foreign:
+            _log.warning(
+                "%s: %d of its files (%.1f GiB) hold pages of another size or format; they are of "
+                "no use here, and are removed as room is needed",
+                directory.path,
+                len(self._foreign),
+                sum(cost_bytes for _, cost_bytes in self._foreign.values()) / 2**30,
+            )
 
     @property
     def used_bytes(self) -> int:
