@@ -274,6 +274,7 @@ def test_the_command_writes_a_file_that_replays_can_use(
         catch_exceptions=False,
     )
     assert "written to" in result.stdout
+    assert "settings: prefetch policy best_effort" in result.stdout
     assert handler.flushed[:3] == ["device", "device", "host"]
     machine = find_machine(str(out), MODELS["smollm2-135m"])
     assert machine.validated is not None
@@ -284,7 +285,7 @@ def test_the_command_writes_a_file_that_replays_can_use(
     assert machine.settings == KnownSettings(prefetch_policy=PrefetchPolicy.BEST_EFFORT)
 
 
-def test_what_a_server_says_of_its_settings_is_read_wherever_its_state_has_it(
+def test_what_a_server_says_of_its_limits_and_policies_is_read(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(STATE, "limits", {"max_running_requests": 8, "max_batch_tokens": 512})

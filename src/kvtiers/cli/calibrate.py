@@ -87,8 +87,15 @@ def calibrate(
 
 
 def described(machine: Machine) -> str:
-    """What was measured, in two lines."""
+    """What was measured, and what the server says of itself, in three lines."""
     cost = machine.cost
+    settings = (
+        ", ".join(
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in machine.settings.to_dict().items()
+        )
+        or "not told (is /cache/state closed to this --admin-key?); replays take serve's defaults"
+    )
     links = ", ".join(
         f"{name.replace('_', ' ')} {getattr(machine, name).bytes_per_second / 1e9:.2f}"
         for name in LINKS
@@ -96,5 +103,6 @@ def described(machine: Machine) -> str:
     return (
         f"prefill of 1,000 tokens {cost.prefill_seconds(1_000):.3f} s, decode step at 1,000 "
         f"tokens of context {cost.seconds(1, 1_000, 1_000) * 1e3:.1f} ms alone, "
-        f"{cost.seconds(8, 8_000, 8_000) * 1e3:.1f} ms for eight\nGB/s: {links}"
+        f"{cost.seconds(8, 8_000, 8_000) * 1e3:.1f} ms for eight\nGB/s: {links}\n"
+        f"settings: {settings}"
     )

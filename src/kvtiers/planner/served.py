@@ -114,10 +114,8 @@ class HttpServed:
             state: dict[str, Any] = json.loads(self._ask("/cache/state", key=self._admin_key))
         except (ConfigError, ValueError):
             return NOTHING_KNOWN
-        groups = [state, *(group for group in state.values() if isinstance(group, dict))]
-        return KnownSettings.of(
-            {name: group[name] for group in groups for name in NAMES if name in group}
-        )
+        said = {**state.get("policies", {}), **state.get("limits", {})}
+        return KnownSettings.of({name: said[name] for name in NAMES if name in said})
 
     # ------------------------------------------------------------------ inside
 

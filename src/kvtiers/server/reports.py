@@ -74,6 +74,13 @@ def cache_state(context: ServerContext) -> CacheState:
                 "prefetch_policy": config.prefetch_policy,
                 "schedule_policy": config.schedule_policy,
             },
+            limits={
+                "max_running_requests": config.max_running_requests,
+                "max_waiting_requests": config.max_waiting_requests,
+                "max_batch_tokens": config.max_batch_tokens,
+                "prefetch_threshold_tokens": config.prefetch_threshold_tokens,
+                "load_back_threshold_tokens": config.load_back_threshold_tokens,
+            },
             device=_tier(ledger, ledger.device),
             host=_tier(ledger, ledger.host),
             storage=_storage(parts.store_stats(), parts.store_name),

@@ -243,6 +243,7 @@ class CacheState(Wire):
     kv_bytes_per_token: int
     context_tokens: int
     policies: dict[str, str]
+    limits: dict[str, int] = Field(description="By the names of the options of `kvtiers serve`")
     device: TierState
     host: TierState
     storage: StorageState
