@@ -172,7 +172,8 @@ def serve(
         _option(
             "--request-timeout-seconds",
             "REQUEST_TIMEOUT_SECONDS",
-            "A request that takes longer fails.",
+            "A request's time. What it has made by then is its answer; without a token it "
+            "fails (504).",
             _LIMITS,
         ),
     ] = 600.0,
@@ -184,7 +185,7 @@ def serve(
         _option(
             "--pin-budget-share",
             "PIN_BUDGET_SHARE",
-            "Share of the host tier that pins may hold.",
+            "Share of the smaller of the device and host tier that pins may hold.",
             _LIMITS,
         ),
     ] = 0.25,
