@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvtiers.metrics import docs
+from kvtiers.metrics.catalogue import CATALOGUE
 from kvtiers.metrics.identities import IDENTITY_NAMES
-from kvtiers.metrics.schema import CATALOGUE, COMMON_LABELS, Kind
+from kvtiers.metrics.series import COMMON_LABELS, Kind
 from kvtiers.types import LOSS_REASONS, BlockedOn, MissReason
 
 DOCS = Path(__file__).parents[2] / "docs"

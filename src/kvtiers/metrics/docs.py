@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from kvtiers.metrics.catalogue import CATALOGUE
 from kvtiers.metrics.identities import IDENTITIES
-from kvtiers.metrics.schema import CATALOGUE, COMMON_LABELS, Group, Label, Series
+from kvtiers.metrics.series import COMMON_LABELS, Group, Label, Series
 
 _COMMON = ", ".join(f"`{name}`" for name in COMMON_LABELS)
 

@@ -20,11 +20,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvtiers.errors import ConfigError
+from kvtiers.metrics.catalogue import CATALOGUE
 from kvtiers.metrics.gauges import GaugeSource
 from kvtiers.metrics.histogram import Histogram
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.metrics.readout import Sample, read_all
-from kvtiers.metrics.schema import CATALOGUE, COMMON_LABELS, Kind, Series
+from kvtiers.metrics.series import COMMON_LABELS, Kind, Series
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_PREFIX = "sglang:"

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from kvtiers.metrics.books import TierBook
+from kvtiers.metrics.catalogue import CATALOGUE
 from kvtiers.metrics.gauges import Gauges, RecordOutcome, WhatIfSize
 from kvtiers.metrics.histogram import Histogram
 from kvtiers.metrics.identities import IDENTITIES
 from kvtiers.metrics.ledger import Ledger
-from kvtiers.metrics.schema import ANCHOR, CATALOGUE, SLOT_TIERS, Series
+from kvtiers.metrics.series import ANCHOR, SLOT_TIERS, Series
 from kvtiers.types import LOSS_REASONS, OTHER_NAMESPACES, FailReason, LeaveOutcome, Tier
 
 Value: TypeAlias = int | float | Histogram

@@ -7,7 +7,8 @@ import time
 from conftest import RunningServer, StartServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtiers.metrics.schema import CATALOGUE, Kind
+from kvtiers.metrics.catalogue import CATALOGUE
+from kvtiers.metrics.series import Kind
 from kvtiers.types import LOSS_REASONS
 
 MODES = {"input", "device_hit", "host_hit", "storage_hit"}

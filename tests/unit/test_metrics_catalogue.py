@@ -10,11 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvtiers.errors import ConfigError
 from kvtiers.events import Fact
+from kvtiers.metrics.catalogue import CATALOGUE
 from kvtiers.metrics.gauges import Gauges
 from kvtiers.metrics.ledger import Ledger
 from kvtiers.metrics.prometheus import PrometheusExporter
 from kvtiers.metrics.readout import READERS, read_all
-from kvtiers.metrics.schema import CATALOGUE, COMMON_LABELS, Kind
+from kvtiers.metrics.series import COMMON_LABELS, Kind
 from kvtiers.types import Attempt, PoolSpec, Purpose, StorageOp, Tier
 
 C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
