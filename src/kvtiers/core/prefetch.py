@@ -4,9 +4,9 @@
        |                       |                             |
        declined                too little, no room           failed, late: the rest counts as failed
 
-A ticket belongs to one request and locks the path that its pages continue. What it reads is
-private to its operations until their acknowledgement; then it is published as host pages, unless
-somebody else has published the same pages meanwhile. A second request for the same first page
+A ticket belongs to one request and locks the path that its pages continue, until it turns out that
+none come. What it reads is private to its operations until their acknowledgement; then it is
+published as host pages, unless somebody else has published the same pages meanwhile. A second request for the same first page
 follows the first one's ticket instead of reading it again; when that has brought what they share,
 the follower asks for its own rest.
 """
@@ -303,11 +303,26 @@ class Prefetcher:
         self._asked.pop(ticket.ticket_id, None)
         for place in [place for place, each in self._leaders.items() if each is ticket]:
             del self._leaders[place]
+        followers = [each for each in self._tickets.values() if each.leader is ticket]
         if ticket.arrived_pages and ticket.failure is None:
-            for follower in [each for each in self._tickets.values() if each.leader is ticket]:
+            for follower in followers:
                 self._go_on(follower)
+        elif not ticket.arrived_pages:
+            for each in (ticket, *followers):
+                self._hold_nothing(each)
         if ticket.closed:
             self._let_go(ticket)
+
+    def _hold_nothing(self, ticket: Ticket) -> None:
+        """Nothing came that would have to be kept: what it would have continued may leave.
+
+        Its request may wait for long, and many at once would hold the device among them.
+        """
+        root = self._state.tree.roots[ticket.namespace.digest]
+        if ticket.anchor is not root:
+            self._state.lock(root)
+            self._state.unlock(ticket.anchor)
+            ticket.anchor = root
 
     # ---- ending
 

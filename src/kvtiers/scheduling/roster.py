@@ -137,16 +137,19 @@ class Roster:
         Storage is asked when a request is queued. What it had on device or host then may have left
         while it waited, and computing what storage holds would make the queue longer still.
         """
+        holds_one = request.ticket_id is not None  # of which nothing came, if pages are missing now
         if (
             not self._cache.config.storage
-            or request.ticket_id is not None
+            or request.state is RequestState.PREFETCHING
             or not 0 < request.storage_asks < _STORAGE_ASKS_MAX
-            or self._prefetches >= self._prefetches_max
+            or self._prefetches - holds_one >= self._prefetches_max
         ):
             return False
         lost_tokens = request.asked_with_tokens - self.matched_tokens(request)
         if lost_tokens < max(1, self._cache.config.prefetch_threshold_tokens):
             return False
+        if holds_one:
+            self.give_up_prefetch(request, now)
         self._ask_storage(request, now)
         return request.ticket_id is not None
 
