@@ -93,19 +93,32 @@ def test_a_voided_attempt_books_nothing_and_the_request_is_admitted_anew(when):
     assert second.attempt == "first"
 
 
-def test_a_pass_that_failed_for_a_load_is_tried_anew():
+@pytest.mark.parametrize("load_came", [False, True])
+def test_a_pass_that_failed_for_a_load_is_tried_anew_when_the_load_has_ended(load_came):
+    """Before that the cache would not know what to leave alone, and would load it again."""
     bench, request = loading((5,))
     failures = [{0: "layer 3 did not arrive"}]
     bench.executor._fail = lambda batch: failures.pop() if failures else {}
+    for _ in range(5):
+        bench.scheduler.step()
+    (first,) = bench.cache.leases
+    assert not first.ended
+    if load_came:
+        first.load_ops = ()
+    else:
+        first.voided = True
     bench.run()
     assert request.outcome is RequestOutcome.LENGTH
-    assert bench.cache.leases[0].ended_by == "aborted"
+    assert first.ended_by == ("aborted" if load_came else "voided")
+    assert len(bench.cache.leases) == 2
 
 
 def test_a_request_whose_loads_always_fail_ends_with_an_error_in_the_end():
     bench, request = loading(*[(i,) for i in range(10)], void_retries_max=3)
     bench.executor._fail = lambda batch: {0: "layer 0 did not arrive"}
-    bench.run()
+    for _ in range(50):
+        bench.step()
+        bench.cache.leases[-1].voided = True
     assert request.outcome is RequestOutcome.FAILED
     assert "failed to load in 4 attempts" in request.message
     assert len(bench.cache.leases) == 4

@@ -36,23 +36,27 @@ class Settlement:
         self._eos_token_ids = config.eos_token_ids
         self._roster = roster
         self._page_tokens = cache.config.page_tokens
-        self._parked: dict[int, tuple[int, TokenResult | None]] = {}
+        self._parked: dict[int, tuple[int, TokenResult | None] | None] = {}
+        """What a pass computed for a request whose loads are not acknowledged; None: it failed."""
         self._gaps: dict[float, int] = {}
         self.tally = PrefillTally()
 
     def is_parked(self, request: Request) -> bool:
-        """Whether a computed chunk of the request waits for its loads' acknowledgements."""
+        """Whether a pass with the request waits for its loads' acknowledgements to be settled."""
         return request.request_id in self._parked
 
     def settle_parked(self, now: float) -> None:
         """Settle what was computed before, where the loads have been acknowledged since."""
-        for request_id, (computed, token) in list(self._parked.items()):
+        for request_id, parked in list(self._parked.items()):
             request = self._roster.live.get(request_id)
             if request is None:
                 del self._parked[request_id]
             elif request.lease is not None and (request.lease.voided or not request.lease.load_ops):
                 del self._parked[request_id]
-                self._settle_prefill(request, computed, token, now)
+                if parked is None:
+                    self._retry(request, now)
+                else:
+                    self._settle_prefill(request, *parked, now)
 
     def void_failed(self, now: float) -> list[Request]:
         """Before a batch runs: give up attempts whose loads have failed by now."""
@@ -184,8 +188,12 @@ class Settlement:
     def _failed(self, request: Request, message: str, now: float, *, was_loading: bool) -> None:
         lease = request.lease
         assert lease is not None
-        if lease.voided or lease.load_ops:
+        if lease.voided:
             self._retry(request, now)
+        elif lease.load_ops:
+            # The pass may know of a failed load before its acknowledgement. Only that tells the
+            # cache what not to load for this request again, so the attempt lasts until then.
+            self._parked[request.request_id] = None
         elif not was_loading:
             self._roster.end(request, RequestOutcome.FAILED, now, message=message)
 

@@ -237,13 +237,14 @@ class CpuTransfer:
         started: float | None,
         finished: float | None,
     ) -> None:
+        # Before whoever waits for a layer: what follows from the end finds the completions there.
+        for copy in operation.copies:
+            pages_ok = copy.pages if failure is None else 0
+            self._completions.append(Completion(copy.op_id, pages_ok, failure, started, finished))
         with self._progress:
             operation.failure = failure
             operation.ended = True
             self._progress.notify_all()
-        for copy in operation.copies:
-            pages_ok = copy.pages if failure is None else 0
-            self._completions.append(Completion(copy.op_id, pages_ok, failure, started, finished))
         self._notify()
 
 
