@@ -3,8 +3,8 @@
 Owns: a queue and a fixed number of threads per lane, and the knowledge of which threads are stuck.
 Must not know: stores or pages.
 
-A job is *stuck* while a thread is in it that nobody waits for any more. When all threads of a lane
-are stuck, the lane is *hung*: waiting for it would only turn one deadline into many.
+A thread is *stuck* in a job that has missed its deadline, or that nobody has waited for in a while.
+When all threads of a lane are, the lane is *hung*: waiting would only turn one deadline into many.
 
 Every state here, and that of the jobs, changes under the one lock that all lanes of a worker share;
 it is never held during a call.
@@ -48,7 +48,7 @@ class Lane(Generic[JobT]):
         make_run: Callable[[], Callable[[JobT], None]],
     ) -> None:
         self.waiting: deque[JobT] = deque()
-        self.stuck_threads = 0
+        self._given_up: dict[JobT, float] = {}  # since, or from, when its thread counts as stuck
         self._lock = lock
         self._ready = threading.Condition(lock)
         self._closing = False
@@ -61,10 +61,21 @@ class Lane(Generic[JobT]):
         for thread in self._threads:
             thread.start()
 
-    @property
-    def hung(self) -> bool:
+    def give_up(self, job: JobT, stuck_from: float) -> None:
+        """Nobody waits for this job any more; from then on its thread is stuck. Hold the lock."""
+        self._given_up[job] = stuck_from
+
+    def came_back(self, job: JobT) -> None:
+        """The thread of a job that was given up is free again. Hold the lock."""
+        del self._given_up[job]
+
+    def stuck_threads(self, now: float) -> int:
+        """Hold the lock."""
+        return sum(stuck_from <= now for stuck_from in self._given_up.values())
+
+    def is_hung(self, now: float) -> bool:
         """Whether no thread is left that would take a further job. Hold the lock."""
-        return self.stuck_threads >= len(self._threads)
+        return self.stuck_threads(now) >= len(self._threads)
 
     def put(self, job: JobT) -> None:
         """Queue a job. Hold the lock."""

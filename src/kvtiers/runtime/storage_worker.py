@@ -43,6 +43,9 @@ READ_BYTES = 32 << 20
 WRITE_BYTES = 128 << 20
 """Bytes per writing call, which needs no staging. A store's disk is idle between two calls."""
 
+GRACE_SECONDS = 5.0
+"""How long a call may go on that was cancelled, and is no sign of a store that hangs."""
+
 
 class StorageWorker:
     """Carries out lookups, prefetches and stores on one store per pool.
@@ -82,6 +85,7 @@ class StorageWorker:
             staging_pages(specs, read_bytes), *(pool.slots for pool in self._pools)
         )
         self._write_pages = staging_pages(specs, write_bytes)
+        self._clock = clock
         self._lock = threading.Lock()
         self._calls = StoreCalls(self._lock, clock, self._came_back)
         self._jobs: dict[tuple[StorageOp, int], Job] = {}
@@ -149,8 +153,9 @@ class StorageWorker:
     @property
     def stuck_threads(self) -> int:
         """Threads in calls that nobody waits for any more."""
+        now = self._clock()
         with self._lock:
-            return sum(lane.stuck_threads for lane in self._lanes.values())
+            return sum(lane.stuck_threads(now) for lane in self._lanes.values())
 
     def close(self, timeout_seconds: float) -> bool:
         """End every order with `SHUTDOWN` and the threads with them; False: one is in a call.
@@ -188,7 +193,7 @@ class StorageWorker:
         with self._lock:
             if self._closed:
                 self._end(job, FailReason.SHUTDOWN)
-            elif self._lanes[job.op].hung:
+            elif self._lanes[job.op].is_hung(self._clock()):
                 self._end(job, FailReason.DEADLINE)
             else:
                 self._jobs[job.op, job.order_id] = job
@@ -216,11 +221,13 @@ class StorageWorker:
         if job.begun is None or job.is_stuck:
             return  # between two calls, or publishing: its thread sees `stop` in a moment
         job.is_stuck = True
-        lane.stuck_threads += 1
+        now = self._clock()
+        missed = reason is FailReason.DEADLINE
+        lane.give_up(job, now if missed else now + GRACE_SECONDS)
         if job.op is not StorageOp.WRITE:
             self._calls.count(job, 0, 0, reason)
             self._end(job, reason)
-        if lane.hung:
+        if missed and lane.is_hung(now):
             log.error(
                 "all %s threads of the store are in calls that have missed their deadline; "
                 "further ones fail at once until one returns",
@@ -230,7 +237,7 @@ class StorageWorker:
                 self._end(lane.waiting.popleft(), FailReason.DEADLINE)
 
     def _came_back(self, job: Job) -> None:
-        self._lanes[job.op].stuck_threads -= 1
+        self._lanes[job.op].came_back(job)
 
     # ------------------------------------------------------------------ in the threads
 

@@ -14,7 +14,7 @@ from kvtiers.errors import ConfigError, ProtocolError
 from kvtiers.events import Copy, Fact, FactTuple, Lookup, PoolSlots
 from kvtiers.runtime import staging
 from kvtiers.runtime.storage_port import StorageResult
-from kvtiers.runtime.storage_worker import StorageWorker
+from kvtiers.runtime.storage_worker import GRACE_SECONDS, StorageWorker
 from kvtiers.storage.memory import MemoryStore
 from kvtiers.storage.port import PageRef, PageStore
 from kvtiers.testing.faulty_store import FaultyStore
@@ -431,3 +431,51 @@ def test_asking_whether_the_last_call_has_returned_wakes_nobody(rig: Rig) -> Non
     rig.stores["kv"].release()
     assert told.acquire(timeout=10)
     assert [result.order_id for result in rig.results(1)] == [1]
+
+
+def test_calls_that_were_cancelled_are_no_sign_of_a_store_that_hangs() -> None:
+    """Their threads are busy for a moment more; who asks meanwhile waits instead of failing."""
+    rig = build(read_threads=2)
+    rig.stored(6)
+    rig.stores["kv"].hang(StorageOp.READ)
+    for order in (10, 11):
+        rig.worker.prefetch(prefetch_of(order, 0, slots(20 + order, 1)))
+    assert rig.stores["kv"].wait_for_hanging(2)
+    rig.worker.prefetch(prefetch_of(20, 0, slots(40, 1)))
+    for order in (10, 11):
+        rig.worker.abandon(StorageOp.READ, order, FailReason.CANCELLED)
+    rig.worker.prefetch(prefetch_of(21, 0, slots(41, 1)))
+    ended = {result.order_id: result.failure for result in rig.results(2)}
+    assert ended == {10: FailReason.CANCELLED, 11: FailReason.CANCELLED}
+    rig.stores["kv"].release()
+    ended = {result.order_id: result.failure for result in rig.results(2)}
+    assert ended == {20: None, 21: None}
+    assert rig.worker.close(10)
+
+
+def test_calls_that_go_on_long_after_they_were_cancelled_are_one() -> None:
+    now = [0.0]
+    host = HostPool(KV, 64, (KV.bytes_per_slot,))
+    store = FaultyStore(MemoryStore(KV.bytes_per_slot))
+    worker = StorageWorker(
+        {"kv": store},
+        [host],
+        page_tokens=PAGE_TOKENS,
+        layout="test",
+        read_threads=1,
+        clock=lambda: now[0],
+    )
+    rig = Rig(worker, {"kv": store}, {"kv": host})
+    rig.stored(6)
+    store.hang(StorageOp.READ)
+    worker.prefetch(prefetch_of(10, 0, slots(20, 1)))
+    assert store.wait_for_hanging(1)
+    worker.abandon(StorageOp.READ, 10, FailReason.CANCELLED)
+    assert worker.stuck_threads == 0
+    now[0] = GRACE_SECONDS
+    assert worker.stuck_threads == 1
+    worker.prefetch(prefetch_of(21, 0, slots(41, 1)))
+    ended = {result.order_id: result.failure for result in rig.results(2)}
+    assert ended == {10: FailReason.CANCELLED, 21: FailReason.DEADLINE}
+    store.release()
+    assert worker.close(10)
