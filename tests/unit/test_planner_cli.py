@@ -69,7 +69,6 @@ def test_curve_reads_tiers_off_and_draws_itself(trace: Path, tmp_path: Path) -> 
         ("--unit gib", "--kv-bytes-per-token"),
         ("--host 5", "from the top"),
         ("--capacities 1,x", "is not a number"),
-        ("--unit gib --model llama-3.1-8b --kv-bytes-per-token 9", "contradict"),
     ],
 )
 def test_curve_refuses_what_makes_no_sense(trace: Path, options: str, message: str) -> None:
@@ -88,6 +87,14 @@ def test_skipped_records_are_reported_on_stderr(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["denominator"] == 5
     assert "9 skipped (9 not_json)" in result.stderr
     assert "... 4 more" in result.stderr
+
+
+def test_a_model_may_keep_more_bytes_than_its_name_says(trace: Path) -> None:
+    """A server in float32, say."""
+    words = f"replay {trace} --limit 5 --device 8 --model llama-3.1-8b --json"
+    named = json.loads(run(words))["configuration"]["kv_bytes_per_token"]
+    doubled = json.loads(run(f"{words} --kv-bytes-per-token {2 * named}"))
+    assert doubled["configuration"]["kv_bytes_per_token"] == 2 * named
 
 
 def test_a_logical_replay_equals_the_curve(trace: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -112,6 +113,8 @@ def replay(
         return
 
     shape, found = machine.with_model(model)
+    if kv_bytes_per_token is not None:
+        shape = replace(shape, kv_bytes_per_token=kv_bytes_per_token)
     settings = found.serving(serving.known())
     columns = reading.load(trace)
     size = page_tokens_of(page_tokens, columns.block_tokens)

@@ -81,19 +81,23 @@ def _tiers(state: dict[str, Any]) -> Table:
                 _named(of["pages"]),
             )
         )
-    rows.append(("storage", *_storage(state["storage"], state["page_tokens"])))
+    rows.append(("storage", *_storage(state)))
     return _table(("tier", "used", "tokens", "bytes", _WORDS), rows)
 
 
-def _storage(store: dict[str, Any], page_tokens: int) -> tuple[str, str, str, str]:
+def _storage(state: dict[str, Any]) -> tuple[str, str, str, str]:
+    """By what its pages take: the files are made ahead, and would look full from the start."""
+    store = state["storage"]
     if not store["attached"]:
         return ("none", "", "", "")
     quota = store["quota_bytes"]
-    share = store["used_bytes"] / quota if quota else 0.0
+    tokens = store["pages"] * state["page_tokens"]
+    page_bytes = tokens * state["kv_bytes_per_token"]
+    share = page_bytes / quota if quota else 0.0
     return (
         f"{_bar(share)} {share:4.0%}" if quota else "no quota",
-        _count(store["pages"] * page_tokens),
-        _bytes(store["used_bytes"]),
+        _count(tokens),
+        _bytes(page_bytes),
         f"corrupt {_count(store['integrity_failures'])}, evicted {_count(store['evicted_pages'])}",
     )
 

@@ -78,7 +78,10 @@ ModelOption = Annotated[
 ]
 KvBytesOption = Annotated[
     int | None,
-    typer.Option(help="Bytes of KV per token, where no --model says it.", min=1),
+    typer.Option(
+        help="Bytes of KV per token: where no --model says it, or another than it says (float32).",
+        min=1,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -136,9 +139,9 @@ def print_skipped(reader: TraceReader) -> None:
 
 def kv_bytes_of(model: str | None, kv_bytes_per_token: int | None) -> int | None:
     """Bytes of KV per token as the options say it; None when they do not."""
-    if model is not None and kv_bytes_per_token is not None:
-        raise ConfigError("--model and --kv-bytes-per-token contradict each other; give one")
-    return model_shape(model).kv_bytes_per_token if model is not None else kv_bytes_per_token
+    if model is None or kv_bytes_per_token is not None:
+        return kv_bytes_per_token
+    return model_shape(model).kv_bytes_per_token
 
 
 def print_json(value: Any) -> None:

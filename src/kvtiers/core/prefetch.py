@@ -6,9 +6,9 @@
 
 A ticket belongs to one request and locks the path that its pages continue, until it turns out that
 none come. What it reads is private to its operations until their acknowledgement; then it is
-published as host pages, unless somebody else has published the same pages meanwhile. A second request for the same first page
-follows the first one's ticket instead of reading it again; when that has brought what they share,
-the follower asks for its own rest.
+published as host pages, unless somebody else has published the same pages meanwhile. A second
+request for the same first page follows the first one's ticket instead of reading it again; when
+that has brought what they share, the follower asks for its own rest.
 """
 
 from __future__ import annotations
