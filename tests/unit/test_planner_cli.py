@@ -91,7 +91,7 @@ def test_skipped_records_are_reported_on_stderr(tmp_path: Path) -> None:
 
 def test_a_model_may_keep_more_bytes_than_its_name_says(trace: Path) -> None:
     """A server in float32, say."""
-    words = f"replay {trace} --limit 5 --device 8 --model llama-3.1-8b --json"
+    words = f"replay {trace} --device 8 --model llama-3.1-8b --json"
     named = json.loads(run(words))["configuration"]["kv_bytes_per_token"]
     doubled = json.loads(run(f"{words} --kv-bytes-per-token {2 * named}"))
     assert doubled["configuration"]["kv_bytes_per_token"] == 2 * named
