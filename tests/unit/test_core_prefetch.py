@@ -63,6 +63,32 @@ def test_the_look_up_asks_for_what_lies_past_the_local_match() -> None:
     cache.cancel_prefetch(ticket)
 
 
+def test_while_storage_is_asked_what_the_answer_would_continue_stays() -> None:
+    cache = driver()
+    cache.serve(TOKENS[: 2 * PAGE])
+    ticket = cache.prefetch(TOKENS)
+    assert ticket is not None
+    assert cache.evict(Tier.DEVICE, 2) == 0
+    cache.cancel_prefetch(ticket)
+    assert cache.evict(Tier.DEVICE, 2) == 2
+
+
+def test_a_prefetch_of_which_nothing_comes_keeps_nothing_until_the_admission() -> None:
+    """Its request may wait for long, and many of them would hold the device among them."""
+    cache = driver()
+    cache.serve(TOKENS[: 2 * PAGE])
+    leader = cache.prefetch(TOKENS)
+    follower = cache.prefetch(TOKENS)
+    assert leader is not None
+    assert follower is not None
+    assert list(cache.lookups) == [leader]
+    cache.found(leader, 0)
+    assert cache.evict(Tier.DEVICE, 2) == 2
+    for ticket in (leader, follower):
+        cache.abort(cache.lease(TOKENS, ticket_id=ticket))
+        cache.ack_all()
+
+
 def test_the_last_page_of_a_prompt_is_not_asked_for_since_it_is_computed_anyway() -> None:
     cache = driver()
     ticket = cache.prefetch(TOKENS[: 4 * PAGE])

@@ -256,6 +256,31 @@ def with_storage(**config) -> Bench:
     return Bench(cache, **config)
 
 
+def test_a_request_whose_prefetch_brought_nothing_asks_again_for_what_it_lost_since():
+    bench = with_storage(max_running=1)
+    tokens = list(range(13))
+    bench.request(tokens)
+    bench.run()  # its three pages are on device now
+    runs = bench.request(4, max_tokens=5)
+    bench.step()
+    bench.cache.prefetching = {3}
+    waits = bench.request(tokens)
+    assert waits.ticket_id == 3
+    bench.cache.prefetching = set()  # answered: nothing more there
+    bench.step()
+    bench.cache.published.clear()
+    bench.cache.prefetching = {3}
+    waits.enter(RequestState.WAITING)  # as the step would that looked at it
+    while not runs.ended:
+        bench.step()
+    bench.step()
+    assert bench.cache.cancelled == [3], "the ticket that brought nothing was given up"
+    assert waits.state is RequestState.PREFETCHING
+    bench.cache.prefetching = set()
+    bench.run()
+    assert waits.outcome is RequestOutcome.LENGTH
+
+
 def test_a_request_that_lost_its_pages_while_it_waited_asks_storage_again():
     bench = with_storage(max_running=1)
     tokens = list(range(13))
